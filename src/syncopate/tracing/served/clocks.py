@@ -12,12 +12,9 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from syncopate.tracing.merge import ClockOffset
-
-if TYPE_CHECKING:
-    from syncopate.tracing.served.read import Wired
+from syncopate.tracing.served.rows import Wired
 
 _Signature = tuple[str, str, str, int, int, int, bool]
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from syncopate.tracing.served.places import places
-from syncopate.tracing.served.read import Served, Wired, Work
+from syncopate.tracing.served.read import Served
+from syncopate.tracing.served.rows import Wired, Work
 
 _Slice = tuple[str, int, int]
 
