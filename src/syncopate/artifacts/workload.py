@@ -254,7 +254,7 @@ class Workload(Shown, Artifact, frozen=True, kw_only=True):
 def flag_count(parameters: int, world_size: int) -> int:
     """Return how many numbers ranks tell each other in a backward, buffers not counted.
 
-    One for each parameter, two for each rank, and one for all (:mod:`syncopate.engine.tail`).
+    One for each parameter, two for each rank, and one for all (:mod:`syncopate.engine.trailer`).
     """
     return parameters + 2 * world_size + 1
 

@@ -58,7 +58,7 @@ from syncopate.engine.join import Move
 from syncopate.engine.model import ownership
 from syncopate.engine.model.state import Buffers
 from syncopate.engine.step import State, Step
-from syncopate.engine.tail import Said
+from syncopate.engine.trailer import Said
 from syncopate.engine.torch_compat import (
     NO_BACKWARD,
     at_end_of_backward,

@@ -33,7 +33,7 @@ from syncopate.engine.exchange.notes import Note
 from syncopate.engine.exchange.parts import Missing, Row, Stepped
 from syncopate.engine.exchange.push.gathering import Gathering
 from syncopate.engine.exchange.update.optimizer_state import OwnedState
-from syncopate.engine.tail import Said
+from syncopate.engine.trailer import Said
 
 
 class Exchange:

@@ -1,7 +1,7 @@
 """Notes: what the ranks say along with their gradients, and hear of each other.
 
 Which backward failed, which gradients it reached, and the buffers that ride along:
-``engine/tail.py``. Where a sum arrives on every rank the note rides behind the last bucket and
+``engine/trailer.py``. Where a sum arrives on every rank the note rides behind the last bucket and
 costs no message. Where it arrives at an owner alone, the note is a small all-reduce of its own
 behind the last push.
 """
@@ -17,7 +17,7 @@ from torch import Tensor
 from syncopate.engine.buckets import BucketBuffers, dtype_name
 from syncopate.engine.checks.agreement import explaining
 from syncopate.engine.exchange.layout import Layout, always, arrived
-from syncopate.engine.tail import Said, Tail
+from syncopate.engine.trailer import Said, Trailer
 from syncopate.recipe import NATIVE, Recipe, wire_dtype_of
 
 
@@ -51,7 +51,7 @@ class Notes:
 
     def __init__(self, layout: Layout, dtype: torch.dtype) -> None:
         ranks, count = layout.communicator, len(layout.trainables)
-        self._tail = Tail(count, ranks.rank, ranks.world_size, layout.buffers, dtype)
+        self._trailer = Trailer(count, ranks.rank, ranks.world_size, layout.buffers, dtype)
         self.puts: Callable[[], bool] = always
 
     @property
@@ -64,7 +64,7 @@ class Notes:
 
     def write(self, note: Note) -> None:
         """Write what this rank says, before the last bucket is launched."""
-        self._tail.fill(note.unreached, failed=note.failed, forwards=note.forwards)
+        self._trailer.fill(note.unreached, failed=note.failed, forwards=note.forwards)
 
     def send(self) -> None:
         """Launch it behind the last bucket, unless it is on its way."""
@@ -82,15 +82,15 @@ class Notes:
         Raises:
             CollectiveError: a rank is lost or late.
         """
-        return self._tail.said()
+        return self._trailer.said()
 
     def reached(self) -> list[bool]:
         """Return per parameter whether any rank's backward reached it."""
-        return self._tail.reached()
+        return self._trailer.reached()
 
     def deliver(self) -> None:
         """Keep the buffers that rode along."""
-        self._tail.deliver(put=self.puts())
+        self._trailer.deliver(put=self.puts())
 
 
 class RidingNotes(Notes):
@@ -102,11 +102,11 @@ class RidingNotes(Notes):
         # It rides with the last dtype of the last bucket.
         dtype = list(dict.fromkeys(map(dtype_name, carrier)))[-1]
         super().__init__(layout, getattr(torch, wire_dtype_of(dtype, layout.plan.wire_dtype)))
-        self.rides = self._tail.elements
+        self.rides = self._trailer.elements
 
     def attach(self, buckets: Sequence[BucketBuffers]) -> None:
         """Take the memory behind the last bucket."""
-        self._tail.attach(buckets[-1].parts[-1].tail)
+        self._trailer.attach(buckets[-1].parts[-1].trailer)
 
 
 class SentNotes(Notes):
@@ -124,10 +124,10 @@ class SentNotes(Notes):
 
     def __init__(self, layout: Layout, beside: int = 0) -> None:
         super().__init__(layout, torch.float32)
-        device, own = layout.trainables[0].parameter.device, self._tail.elements
+        device, own = layout.trainables[0].parameter.device, self._trailer.elements
         self._layout, self._recipe = layout, _recipe(device)
         self._flat = torch.zeros(own + beside, dtype=torch.float32, device=device)
-        self._tail.attach(self._flat)
+        self._trailer.attach(self._flat)
         self.beside = self._flat[own:]
         self.before: Callable[[], None] | None = None
         self._handle: Any = None

@@ -21,7 +21,7 @@ from syncopate.engine.buckets import BucketBuffers
 from syncopate.engine.exchange.layout import Layout, Owner
 from syncopate.engine.exchange.notes import Note, Notes
 from syncopate.engine.exchange.update.optimizer_state import OwnedState
-from syncopate.engine.tail import Said
+from syncopate.engine.trailer import Said
 from syncopate.errors import EngineError
 
 Missing = Sequence[tuple[int, Tensor | None]]

@@ -41,7 +41,7 @@ from syncopate.engine.exchange.parts import Missing, Stepped
 from syncopate.engine.exchange.push.gathering import Gathering
 from syncopate.engine.exchange.push.reduced import Reduced
 from syncopate.engine.exchange.seen.whole import WholeGradients
-from syncopate.engine.tail import Said
+from syncopate.engine.trailer import Said
 from syncopate.errors import EngineError
 
 

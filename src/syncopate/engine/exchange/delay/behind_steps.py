@@ -35,7 +35,7 @@ from syncopate.engine.exchange.seen.partial import Partial
 from syncopate.engine.exchange.update.optimizer_state import OwnedState
 from syncopate.engine.exchange.update.owned import Beside
 from syncopate.engine.exchange.update.pieces import Pieces
-from syncopate.engine.tail import Said
+from syncopate.engine.trailer import Said
 from syncopate.errors import EngineError
 
 

@@ -49,7 +49,7 @@ from syncopate.engine.exchange.layout import Work
 from syncopate.engine.exchange.optimizers import copy_for, step_of, step_with
 from syncopate.engine.exchange.update.pieces import Piece
 from syncopate.engine.step import Ran
-from syncopate.engine.tail import Said
+from syncopate.engine.trailer import Said
 from syncopate.engine.torch_compat import step_hooks
 
 

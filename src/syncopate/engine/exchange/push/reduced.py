@@ -18,7 +18,7 @@ from syncopate.engine.exchange.layout import Launched, Layout
 from syncopate.engine.exchange.notes import Note
 from syncopate.engine.exchange.parts import Push
 from syncopate.engine.exchange.push.gathering import Gathering
-from syncopate.engine.tail import Said
+from syncopate.engine.trailer import Said
 
 
 class Averaging:

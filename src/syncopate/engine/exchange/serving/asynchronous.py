@@ -27,7 +27,7 @@ from syncopate.engine.exchange.model_buffers import agree
 from syncopate.engine.exchange.notes import Note, Ranks, unsaid
 from syncopate.engine.exchange.serving.served import Sending
 from syncopate.engine.exchange.serving.submissions import Submissions
-from syncopate.engine.tail import Said
+from syncopate.engine.trailer import Said
 
 
 class UntoldPush(parts.Push):

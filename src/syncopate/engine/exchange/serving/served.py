@@ -23,7 +23,7 @@ from syncopate.engine.exchange.push.gathering import Gathering
 from syncopate.engine.exchange.seen.partial import Partial
 from syncopate.engine.exchange.serving.submissions import Submissions, Transfer
 from syncopate.engine.exchange.update.owned import Beside
-from syncopate.engine.tail import Said
+from syncopate.engine.trailer import Said
 from syncopate.errors import EngineError
 
 

@@ -1,4 +1,4 @@
-"""Tail: what rides along in the last bucket's all-reduce, so that it costs no message of its own.
+"""Trailer: what the ranks report behind the last bucket, so that it costs no message of its own.
 
 Behind the gradients of the last bucket travel, in this order:
 
@@ -38,7 +38,7 @@ _MOST_FORWARDS = 256
 
 
 class Said(NamedTuple):
-    """What the ranks said in a tail, besides their buffers.
+    """What the ranks said in a trailer, besides their buffers.
 
     Attributes:
         failed: ranks whose backward failed.
@@ -78,18 +78,18 @@ class Said(NamedTuple):
             )
 
 
-class Tail:
-    """Writes and reads the tail of the last bucket.
+class Trailer:
+    """Writes and reads the trailer of the last bucket.
 
     Args:
         parameters: number of exchanged parameters.
         rank: this rank.
         world_size: number of ranks.
         buffers: the module's buffers; notes those that ride along.
-        dtype: element type that the tail travels as.
+        dtype: element type that the trailer travels as.
 
     Attributes:
-        elements: how many elements the tail needs.
+        elements: how many elements the trailer needs.
     """
 
     def __init__(
@@ -119,15 +119,15 @@ class Tail:
         self.elements = self._head + sum(rider.numel() for rider in self._riders)
         self._late: tuple[Tensor, torch.cuda.Event] | None = None
         self._template = torch.zeros(0)
-        self._tail = torch.zeros(0)
+        self._trailer = torch.zeros(0)
 
-    def attach(self, tail: Tensor) -> None:
-        """Take ``tail``, at least ``elements`` long, as the memory to write to and read from."""
-        self._tail = tail[: self.elements]
-        self._template = torch.zeros_like(self._tail[: self._head])
+    def attach(self, trailer: Tensor) -> None:
+        """Take ``trailer``, at least ``elements`` long, as the memory to write to and read from."""
+        self._trailer = trailer[: self.elements]
+        self._template = torch.zeros_like(self._trailer[: self._head])
         self._template[: self._parameters] = 1
         self._places = torch.split(
-            self._tail[self._head :], [rider.numel() for rider in self._riders]
+            self._trailer[self._head :], [rider.numel() for rider in self._riders]
         )
 
     def fill(
@@ -140,7 +140,7 @@ class Tail:
             failed: whether this rank's backward failed.
             forwards: how many forwards had no part in this backward.
         """
-        head = self._tail[: self._head]
+        head = self._trailer[: self._head]
         head.copy_(self._template)
         for index in unreached:
             head[index] = 0
@@ -149,7 +149,7 @@ class Tail:
         if forwards:
             head[self._parameters + self._world_size + self._rank] = min(forwards, _MOST_FORWARDS)
         if self._rank != self._buffers.source:
-            self._tail[self._head :].fill_(-0.0)
+            self._trailer[self._head :].fill_(-0.0)
             return
         if self._buffers.appeared:
             head[-1] = 1
@@ -172,7 +172,7 @@ class Tail:
 
     def reached(self) -> list[bool]:
         """Return per parameter whether any rank's backward reached it."""
-        counts: list[float] = self._tail[: self._parameters].tolist()
+        counts: list[float] = self._trailer[: self._parameters].tolist()
         return [count > 0 for count in counts]
 
     def said(self) -> Said:
@@ -180,7 +180,7 @@ class Tail:
 
         Reading this step's flags there would make the host wait for the device in every step.
         """
-        flags = self._tail[self._parameters : self._head]
+        flags = self._trailer[self._parameters : self._head]
         if flags.is_cuda:
             late, self._late = self._late, _to_host(flags)
             if late is None:

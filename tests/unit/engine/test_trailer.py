@@ -1,4 +1,4 @@
-"""The tail: what rides along with the last bucket arrives exactly, whatever carries it."""
+"""The trailer: what rides along with the last bucket arrives exactly, whatever carries it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.collectives.riders import riding_bytes
 from syncopate.engine.model.state import Buffers
-from syncopate.engine.tail import Tail
+from syncopate.engine.trailer import Trailer
 
 RANKS = 3
 PARAMETERS = 4
@@ -47,24 +47,24 @@ def _buffers(module: nn.Module) -> Buffers:
 
 
 def _exchange(dtype: torch.dtype, unreached: list[list[int]], failed: list[int]) -> list:
-    """Play the ranks in one process: fill every tail, sum, deliver."""
+    """Play the ranks in one process: fill every trailer, sum, deliver."""
     ranks = []
     for rank in range(RANKS):
         module = _Stateful(rank)
         buffers = _buffers(module)
-        tail = Tail(PARAMETERS, rank, RANKS, buffers, dtype)
-        memory = torch.zeros(tail.elements + 3, dtype=dtype)
+        trailer = Trailer(PARAMETERS, rank, RANKS, buffers, dtype)
+        memory = torch.zeros(trailer.elements + 3, dtype=dtype)
         if dtype.is_complex:
             memory = torch.view_as_real(memory).view(-1)
-        tail.attach(memory)
-        ranks.append((module, tail, memory, buffers))
+        trailer.attach(memory)
+        ranks.append((module, trailer, memory, buffers))
     for step in range(2):  # the second exchange starts from what the first left behind
-        for rank, (_, tail, *_) in enumerate(ranks):
-            tail.fill(unreached[rank], failed=rank in failed and step == 1, forwards=100 * rank)
+        for rank, (_, trailer, *_) in enumerate(ranks):
+            trailer.fill(unreached[rank], failed=rank in failed and step == 1, forwards=100 * rank)
         total = reduce(torch.add, [memory for _, _, memory, _ in ranks])
-        for _, tail, memory, _ in ranks:
+        for _, trailer, memory, _ in ranks:
             memory.copy_(total)
-            tail.deliver()
+            trailer.deliver()
     return ranks
 
 
@@ -93,9 +93,9 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 def test_reached_and_failed() -> None:
     unreached = [[0, 1], [0, 2], [0, 1, 2]]
-    for _, tail, *_ in _exchange(torch.bfloat16, unreached, [1, 2]):
-        assert tail.reached() == [False, True, True, True]
-        assert tail.said() == ([1, 2], [0, 100, 200], False)
+    for _, trailer, *_ in _exchange(torch.bfloat16, unreached, [1, 2]):
+        assert trailer.reached() == [False, True, True, True]
+        assert trailer.said() == ([1, 2], [0, 100, 200], False)
 
 
 def test_buffers_are_found_wherever_the_module_puts_them() -> None:
@@ -121,19 +121,19 @@ def test_a_buffer_that_changed_its_form_rides_no_more() -> None:
     for rank in range(2):
         module = _Stateful(rank)
         buffers = _buffers(module)
-        tail = Tail(1, rank, 2, buffers, torch.float32)
-        memory = torch.zeros(tail.elements)
-        tail.attach(memory)
-        ranks.append((module, buffers, tail, memory))
+        trailer = Trailer(1, rank, 2, buffers, torch.float32)
+        memory = torch.zeros(trailer.elements)
+        trailer.attach(memory)
+        ranks.append((module, buffers, trailer, memory))
     sender = ranks[0][0]
     sender.brains = torch.ones(9)
     sender.signs = torch.tensor([1, 2, 3], dtype=torch.int8)
-    for _, _, tail, _ in ranks:
-        tail.fill()
+    for _, _, trailer, _ in ranks:
+        trailer.fill()
     total = ranks[0][3] + ranks[1][3]
-    for _, _, tail, memory in ranks:
+    for _, _, trailer, memory in ranks:
         memory.copy_(total)
-        tail.deliver()
+        trailer.deliver()
     module, buffers, *_ = ranks[1]
     assert module.signs.tolist() == [1, 2, 3]
     assert module.brains.tolist() == [0.25]  # the value last agreed on
@@ -153,32 +153,32 @@ def test_buffers_up_to_a_limit_ride_along() -> None:
     ):
         module.register_buffer(name, torch.zeros(numel, dtype=dtype))
     buffers = _buffers(module)
-    tail = Tail(1, 0, 1, buffers, torch.float32)
+    trailer = Trailer(1, 0, 1, buffers, torch.float32)
     assert set(buffers.carried) == {"fits", "widened", "bytewise"}
     head = 1 + 2 + 1
-    assert tail.elements == head + 2 * 2**18 + 512 * 8
+    assert trailer.elements == head + 2 * 2**18 + 512 * 8
 
 
 def test_buffers_of_a_module_that_had_none() -> None:
     module = nn.Linear(1, 1)
     buffers = Buffers(module)
-    tail = Tail(1, 0, 1, buffers, torch.float32)
-    tail.attach(torch.zeros(tail.elements))
-    tail.fill()
-    assert not tail.said().appeared
+    trailer = Trailer(1, 0, 1, buffers, torch.float32)
+    trailer.attach(torch.zeros(trailer.elements))
+    trailer.fill()
+    assert not trailer.said().appeared
     module.register_buffer("late", torch.ones(1))
-    tail.fill()
-    assert tail.said().appeared
+    trailer.fill()
+    assert trailer.said().appeared
     assert not Buffers(module, shared=False).kept
 
 
 def test_delivery_is_no_modification_to_autograd() -> None:
     norm = nn.BatchNorm1d(3).train()
-    tail = Tail(1, 1, 2, _buffers(norm), torch.float32)
-    tail.attach(torch.zeros(tail.elements))
+    trailer = Trailer(1, 1, 2, _buffers(norm), torch.float32)
+    trailer.attach(torch.zeros(trailer.elements))
     loss = norm(torch.randn(4, 3, requires_grad=True)).square().sum()
-    tail.fill()
-    tail.deliver()
+    trailer.fill()
+    trailer.deliver()
     loss.backward()
     assert norm.running_mean.tolist() == [0.0, 0.0, 0.0]
 
@@ -186,7 +186,7 @@ def test_delivery_is_no_modification_to_autograd() -> None:
 def test_a_workload_counts_what_the_tail_takes() -> None:
     module = _Stateful(0)
     buffers = _buffers(module)
-    tail = Tail(PARAMETERS, 0, RANKS, buffers, torch.float32)
+    trailer = Trailer(PARAMETERS, 0, RANKS, buffers, torch.float32)
     workload = Workload(
         model="stateful",
         tensors=tuple(GradientTensor(name=f"w{i}", numel=1) for i in range(PARAMETERS)),
@@ -194,6 +194,6 @@ def test_a_workload_counts_what_the_tail_takes() -> None:
         backward_s=0.0,
         buffers_nbytes=riding_bytes(module.buffers()),
     )
-    assert workload.beside_nbytes(RANKS) == 4 * tail.elements
+    assert workload.beside_nbytes(RANKS) == 4 * trailer.elements
     assert riding_bytes(buffers.kept.values()) == workload.buffers_nbytes
     assert set(buffers.kept) - set(buffers.carried) == {"huge", "table"}
