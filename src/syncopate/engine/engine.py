@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,6 +20,7 @@ from syncopate.delay import Delay, LocalSGD
 from syncopate.engine import checkpoint, innermost
 from syncopate.engine.checks.agreement import agree
 from syncopate.engine.checks.fit import checks_of, tensors_of
+from syncopate.engine.checks.soundness import Sound
 from syncopate.engine.exchange import groups
 from syncopate.engine.exchange.base import Exchange
 from syncopate.engine.exchange.delay.iterations import count_iteration
@@ -34,9 +35,6 @@ from syncopate.engine.model.state import Buffers
 from syncopate.engine.readiness import Readiness
 from syncopate.engine.recording import Recording
 from syncopate.errors import EngineError
-
-if TYPE_CHECKING:
-    from syncopate.engine.checks.soundness import Sound
 
 
 class Engine:

@@ -52,19 +52,17 @@ from syncopate.collectives import Communicator
 from syncopate.engine.accumulators import Accumulators, Hook
 from syncopate.engine.buckets import BucketBuffers, Trainable
 from syncopate.engine.exchange.base import Exchange
-from syncopate.engine.exchange.notes import Note
 from syncopate.engine.exchange.parts import Missing
-from syncopate.engine.join import Move
 from syncopate.engine.model import ownership
 from syncopate.engine.model.state import Buffers
-from syncopate.engine.step import State, Step
-from syncopate.engine.trailer import Said
+from syncopate.engine.step import Move, State, Step
 from syncopate.engine.torch_compat import (
     NO_BACKWARD,
     at_end_of_backward,
     graph_task_id,
     without_overrides,
 )
+from syncopate.engine.trailer import Note, Said
 from syncopate.errors import EngineError
 from syncopate.tracing.clocks import clock_for
 

@@ -6,7 +6,7 @@ import hashlib
 import os
 import platform
 import secrets
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -16,15 +16,13 @@ from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import SERVED, Plan
 from syncopate.artifacts.timeline import OWN_CLUSTER, Timeline
 from syncopate.collectives import Communicator
+from syncopate.engine.readiness import Readiness
 from syncopate.engine.step import StepRecorder
 from syncopate.errors import EngineError
 from syncopate.tracing import capture as captures
 from syncopate.tracing.merge import ClockOffset, merge
 from syncopate.tracing.offsets import clock_offsets
 from syncopate.tracing.recorder import Recorder, spans_of
-
-if TYPE_CHECKING:
-    from syncopate.engine.readiness import Readiness
 
 
 class Told(NamedTuple):

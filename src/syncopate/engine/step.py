@@ -1,4 +1,4 @@
-"""Step: when one synchronised training step did what, and its events for who records them."""
+"""Step: the stamps of one synchronised training step, and the events that recorders take of it."""
 
 from __future__ import annotations
 
@@ -30,6 +30,22 @@ class State(IntEnum):
     """Ready times are noted; every bucket is launched at the end."""
     SKIP = 3
     """Gradients accumulate locally (``no_sync``)."""
+
+
+class Move(IntEnum):
+    """What a rank is about to do, where ranks tell each other."""
+
+    JOINED = 0
+    """Nothing of its own: it has run out of inputs."""
+    FORWARD = 1
+    """The exchange of buffers before a forward."""
+    BACKWARD = 2
+    """The exchange of gradients."""
+
+    @property
+    def describe(self) -> str:
+        """For messages."""
+        return ("ran out of inputs", "began a forward", "came to a backward")[self]
 
 
 class Ran(Protocol):

@@ -21,7 +21,7 @@ is needed only when they have changed: :class:`~syncopate.engine.model.state.Buf
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -30,6 +30,7 @@ from torch import Tensor
 from syncopate.artifacts.workload import flag_count
 from syncopate.collectives.health.blame import name_ranks
 from syncopate.collectives.riders import ride_of
+from syncopate.engine.buckets import BucketBuffers
 from syncopate.engine.model.state import Buffers
 from syncopate.errors import EngineError
 
@@ -190,6 +191,80 @@ class Trailer:
         *counts, appeared = (int(flag) for flag in flags.tolist())
         failed = [rank for rank, flag in enumerate(counts[: self._world_size]) if flag]
         return Said(failed, counts[self._world_size :], bool(appeared))
+
+
+class Note(NamedTuple):
+    """What a rank says along with its gradients.
+
+    Attributes:
+        unreached: indices of the parameters that its backward did not reach.
+        failed: whether its backward failed.
+        forwards: how many of its forwards had no part in this backward.
+    """
+
+    unreached: Sequence[int] = ()
+    failed: bool = False
+    forwards: int = 0
+
+
+class Notes:
+    """Writes and reads what the ranks report with their gradients; subclasses say how it travels.
+
+    Args:
+        trailer: its form in memory.
+
+    Attributes:
+        rides: how many elements ride behind the last bucket.
+        puts: says whether buffers get the values that rode along as soon as they are there.
+    """
+
+    rides = 0
+
+    def __init__(self, trailer: Trailer) -> None:
+        self._trailer = trailer
+        self.puts: Callable[[], bool] = _always
+
+    @property
+    def averages(self) -> bool:
+        """Whether this rank has made averages of its sums when its note leaves."""
+        return False
+
+    def attach(self, buckets: Sequence[BucketBuffers]) -> None:
+        """Take the memory behind the last bucket, where they ride there."""
+
+    def write(self, note: Note) -> None:
+        """Write what this rank says, before the last bucket is launched."""
+        self._trailer.fill(note.unreached, failed=note.failed, forwards=note.forwards)
+
+    def send(self) -> None:
+        """Launch it behind the last bucket, unless it is on its way."""
+
+    def arrive(self) -> None:
+        """Wait for what the ranks said; on a device the stream does.
+
+        Raises:
+            CollectiveError: a rank is lost or late.
+        """
+
+    def hear(self) -> Said:
+        """Wait for what the ranks said, and return it; the last bucket is here where it rides.
+
+        Raises:
+            CollectiveError: a rank is lost or late.
+        """
+        return self._trailer.said()
+
+    def reached(self) -> list[bool]:
+        """Return per parameter whether any rank's backward reached it."""
+        return self._trailer.reached()
+
+    def deliver(self) -> None:
+        """Keep the buffers that rode along."""
+        self._trailer.deliver(put=self.puts())
+
+
+def _always() -> bool:
+    return True
 
 
 def _to_host(flags: Tensor) -> tuple[Tensor, torch.cuda.Event]:

@@ -29,11 +29,10 @@ from torch.optim import Optimizer
 from syncopate.collectives import Communicator
 from syncopate.engine.buckets import BucketBuffers
 from syncopate.engine.exchange.layout import Launched, Layout
-from syncopate.engine.exchange.notes import Note
 from syncopate.engine.exchange.parts import Missing, Row, Stepped
 from syncopate.engine.exchange.push.gathering import Gathering
 from syncopate.engine.exchange.update.optimizer_state import OwnedState
-from syncopate.engine.trailer import Said
+from syncopate.engine.trailer import Note, Said
 
 
 class Exchange:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,12 +28,10 @@ from syncopate.engine.buckets import (
 )
 from syncopate.engine.checks.agreement import explaining
 from syncopate.engine.exchange.optimizers import Trained, trained_by
+from syncopate.engine.exchange.serving.servers import Servers
 from syncopate.engine.model.state import Buffers
 from syncopate.engine.step import Ran, Sent
-
-if TYPE_CHECKING:
-    from syncopate.engine.exchange.notes import Notes
-    from syncopate.engine.exchange.serving.servers import Servers
+from syncopate.engine.trailer import Notes
 
 T = TypeVar("T")
 

@@ -19,9 +19,8 @@ from torch.optim import Optimizer
 
 from syncopate.engine.buckets import BucketBuffers
 from syncopate.engine.exchange.layout import Layout, Owner
-from syncopate.engine.exchange.notes import Note, Notes
 from syncopate.engine.exchange.update.optimizer_state import OwnedState
-from syncopate.engine.trailer import Said
+from syncopate.engine.trailer import Note, Notes, Said
 from syncopate.errors import EngineError
 
 Missing = Sequence[tuple[int, Tensor | None]]

@@ -26,7 +26,7 @@ from syncopate.engine.exchange.delay.deferred import Due, Ending, Held, may_go_o
 from syncopate.engine.exchange.delay.iterations import count_iteration
 from syncopate.engine.exchange.delay.stages import Stages
 from syncopate.engine.exchange.layout import Launched, Layout, Work
-from syncopate.engine.exchange.notes import Note, unsaid
+from syncopate.engine.exchange.notes import unsaid
 from syncopate.engine.exchange.parts import Push
 from syncopate.engine.exchange.pull.weights import FromOwners
 from syncopate.engine.exchange.push.gathering import Gathering
@@ -35,7 +35,7 @@ from syncopate.engine.exchange.seen.partial import Partial
 from syncopate.engine.exchange.update.optimizer_state import OwnedState
 from syncopate.engine.exchange.update.owned import Beside
 from syncopate.engine.exchange.update.pieces import Pieces
-from syncopate.engine.trailer import Said
+from syncopate.engine.trailer import Note, Said
 from syncopate.errors import EngineError
 
 

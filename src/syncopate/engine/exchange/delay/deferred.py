@@ -49,8 +49,8 @@ from syncopate.engine.exchange.layout import Work
 from syncopate.engine.exchange.optimizers import copy_for, step_of, step_with
 from syncopate.engine.exchange.update.pieces import Piece
 from syncopate.engine.step import Ran
-from syncopate.engine.trailer import Said
 from syncopate.engine.torch_compat import step_hooks
+from syncopate.engine.trailer import Said
 
 
 def may_go_on_behind(optimizer: torch.optim.Optimizer) -> bool:
