@@ -57,6 +57,7 @@ FULL = {
     f"{_RANKS}/delay/test_diloco.py": "every corner of local SGD",
     f"{_RANKS}/delay/test_local_sgd_state.py": "every corner of local SGD",
     f"{_RANKS}/reproduce/": "what papers did",
+    "tests/test_typed.py": "mypy, of torch too",
     f"{_RANKS}/collectives/test_narrow.py": "16 bits, by every algorithm",
     f"{_RANKS}/collectives/test_stages.py": "every grid, order, size and dtype",
     f"{_RANKS}/tracing/test_profiler.py": "jobs of many processes",
