@@ -15,7 +15,7 @@ from syncopate.artifacts.plan import ALLREDUCE, DECOUPLED, ROOTED, SERVED, SHARD
 from syncopate.collectives import Communicator
 from syncopate.engine.buckets import Trainable
 from syncopate.engine.exchange.base import Exchange
-from syncopate.engine.exchange.delay import averaged, behind_steps, late
+from syncopate.engine.exchange.delay import averaged, behind_steps, periodic_pull
 from syncopate.engine.exchange.delay.shards import OwnMasters, UnmixedGradients
 from syncopate.engine.exchange.layout import Layout
 from syncopate.engine.exchange.model_buffers import InForward, InForwardAside, InStep, Kept
@@ -94,21 +94,24 @@ KINDS: dict[str, Row] = {
     DELAYED: _sharded._replace(
         push=behind_steps.LatePush,
         gradients=UnmixedGradients,
-        update=partial(PieceUpdate, beside=(late.LocalUpdates, behind_steps.StepsBehind)),
+        update=partial(PieceUpdate, beside=(periodic_pull.LocalUpdates, behind_steps.StepsBehind)),
         pull=partial(
-            PulledWeights, source=partial(late.LatePulls, source=behind_steps.FromOwnersBehind)
+            PulledWeights,
+            source=partial(periodic_pull.LatePulls, source=behind_steps.FromOwnersBehind),
         ),
-        buffers=late.LateBuffers,
-        local=partial(late.LateWeights, masters=OwnMasters),
+        buffers=periodic_pull.LateBuffers,
+        local=partial(periodic_pull.LateWeights, masters=OwnMasters),
     ),
     SERVED_DELAYED: _served._replace(
         push=delayed.LateSentPush,
         update=partial(
-            PieceUpdate, state=ServedState, beside=(served.ServedSteps, late.LocalUpdates)
+            PieceUpdate, state=ServedState, beside=(served.ServedSteps, periodic_pull.LocalUpdates)
         ),
-        pull=partial(PulledWeights, source=partial(late.LatePulls, source=served.FromServers)),
-        buffers=late.LateBuffers,
-        local=partial(late.LateWeights, masters=delayed.ServersMasters),
+        pull=partial(
+            PulledWeights, source=partial(periodic_pull.LatePulls, source=served.FromServers)
+        ),
+        buffers=periodic_pull.LateBuffers,
+        local=partial(periodic_pull.LateWeights, masters=delayed.ServersMasters),
     ),
     AVERAGED: Row(
         owner=Everywhere,

@@ -1,4 +1,4 @@
-"""Late: the parts of every exchange whose weights are pulled every k-th step.
+"""Periodic pull: the parts of every exchange whose weights are pulled every k-th step.
 
 [Note: whose buffers] From one pull to the next every rank goes on with its own buffers, such as the
 statistics of batch normalisation, which belong to its own weights. With the pull it gets rank 0's.
