@@ -33,7 +33,7 @@ from syncopate.engine.exchange.serving.servers import Servers
 from syncopate.engine.exchange.serving.state import ServedState
 from syncopate.engine.exchange.shares import AtRoot, Elsewhere, Everywhere, Halves, Spread
 from syncopate.engine.exchange.update.deferral import DeferredUpdate
-from syncopate.engine.exchange.update.owned import PieceUpdate
+from syncopate.engine.exchange.update.sharded_update import PieceUpdate
 from syncopate.engine.model.state import Buffers
 
 AVERAGED = "averaged"

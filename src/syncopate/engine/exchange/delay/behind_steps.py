@@ -33,8 +33,8 @@ from syncopate.engine.exchange.push.gathering import Gathering
 from syncopate.engine.exchange.push.reduced import Reduced
 from syncopate.engine.exchange.seen.partial import Partial
 from syncopate.engine.exchange.update.optimizer_state import OwnedState
-from syncopate.engine.exchange.update.owned import Beside
 from syncopate.engine.exchange.update.pieces import Pieces
+from syncopate.engine.exchange.update.sharded_update import Beside
 from syncopate.engine.trailer import Note, Said
 from syncopate.errors import EngineError
 

@@ -27,7 +27,7 @@ from syncopate.engine.exchange.model_buffers import InStep, agree
 from syncopate.engine.exchange.pull.weights import Source
 from syncopate.engine.exchange.push import gathering
 from syncopate.engine.exchange.seen import weights
-from syncopate.engine.exchange.update.owned import Beside
+from syncopate.engine.exchange.update.sharded_update import Beside
 from syncopate.errors import EngineError
 
 Ranges = Sequence[tuple[int, int, Hyper]]

@@ -21,7 +21,7 @@ from syncopate.engine.exchange.pull.weights import Source
 from syncopate.engine.exchange.push.gathering import Gathering
 from syncopate.engine.exchange.seen.partial import Partial
 from syncopate.engine.exchange.serving.submissions import Submissions, Transfer
-from syncopate.engine.exchange.update.owned import Beside
+from syncopate.engine.exchange.update.sharded_update import Beside
 from syncopate.engine.trailer import Note, Said
 from syncopate.errors import EngineError
 

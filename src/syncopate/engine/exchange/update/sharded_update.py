@@ -1,4 +1,4 @@
-"""Owned: each rank updates what it owns of the weights, by the user's own optimizer.
+"""Sharded update: each rank updates what it owns of the weights, by the user's own optimizer.
 
 For an optimizer's step the parameters in its groups are exchanged for *pieces*: this rank's ranges
 of them, as parameters with gradients, several of a parameter that travels in parts. So the
