@@ -15,7 +15,7 @@ from syncopate.artifacts.workload import Workload
 from syncopate.engine import console
 from syncopate.engine.engine import Engine
 from syncopate.engine.selfplan import cache, words
-from syncopate.engine.selfplan.course import SelfPlanner
+from syncopate.engine.selfplan.phases import SelfPlanner
 from syncopate.engine.selfplan.safe import first_plan
 from syncopate.engine.selfplan.stepwise import WARMUP, Course, Stepwise
 from syncopate.engine.selfplan.wishes import Wishes

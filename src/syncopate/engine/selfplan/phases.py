@@ -1,4 +1,4 @@
-"""Course: the steps that self-planning takes a training through, one after the other.
+"""Phases: the steps that self-planning takes a training through, one after the other.
 
 All of them train as any other step does; what is measured is what they do anyway.
 

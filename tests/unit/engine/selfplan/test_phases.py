@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from syncopate.engine.selfplan.course import AT_ONCE, SelfPlanner
 from syncopate.engine.selfplan.payback import SHARE, Budget
+from syncopate.engine.selfplan.phases import AT_ONCE, SelfPlanner
 
 
 class Training(SelfPlanner):
