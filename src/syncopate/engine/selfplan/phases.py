@@ -42,7 +42,7 @@ from syncopate.artifacts.workload import Workload
 from syncopate.costs.decide.noise import longer_beyond_noise
 from syncopate.costs.model.bound import wire_s
 from syncopate.engine.engine import Engine
-from syncopate.engine.selfplan import cache, contest, words
+from syncopate.engine.selfplan import cache, contest, log_lines
 from syncopate.engine.selfplan.aside import Aside
 from syncopate.engine.selfplan.contest import Ability, Contender
 from syncopate.engine.selfplan.payback import SHARE, Budget, Costs
@@ -493,7 +493,7 @@ class SelfPlanner(Stepwise):
                     ),
                 )
             )
-        said = [words.verdict(best, ddp, self._costs.beyond(ddp.step_s), why)]
+        said = [log_lines.verdict(best, ddp, self._costs.beyond(ddp.step_s), why)]
         if path is not None:
             said.append(f"the next run starts with it ({path})")
         said += sharded
@@ -511,7 +511,7 @@ class SelfPlanner(Stepwise):
             )
         except PlanError:
             return []  # it was not asked for
-        return [words.of_sharded(gain_s)] if gain_s else []
+        return [log_lines.of_sharded(gain_s)] if gain_s else []
 
     def _announce(self, step_s: float) -> None:
         """Say what begins, and after how many steps it may be over."""
@@ -521,7 +521,7 @@ class SelfPlanner(Stepwise):
             cost_s += probing_of(step_s)[0]
         steps = math.ceil(cost_s / (SHARE * step_s)) if step_s else 0
         where = cache.path_of(self._facts) if self._wishes.cache else None
-        self._say(words.announcement(steps, where.parent if where else None))
+        self._say(log_lines.announcement(steps, where.parent if where else None))
 
 
 def probing_of(step_s: float) -> tuple[float, float]:

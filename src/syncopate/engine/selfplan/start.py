@@ -14,7 +14,7 @@ from syncopate.artifacts.plan import ALLREDUCE, SERVED, SHARDED, Plan
 from syncopate.artifacts.workload import Workload
 from syncopate.engine import console
 from syncopate.engine.engine import Engine
-from syncopate.engine.selfplan import cache, words
+from syncopate.engine.selfplan import cache, log_lines
 from syncopate.engine.selfplan.phases import SelfPlanner
 from syncopate.engine.selfplan.safe import first_plan
 from syncopate.engine.selfplan.stepwise import WARMUP, Course, Stepwise
@@ -70,9 +70,9 @@ def start(engine: Engine, wishes: Wishes, hosts: Sequence[str]) -> First:
     asks, servers = _safe_exchange(engine, wishes)
     safe = first_plan(engine.model_name, engine.tensors, communicator.world_size, asks, servers)
     if engine.delay is not None and communicator.rank == 0:
-        console.log(words.of_delay(engine.delay))
+        console.log(log_lines.of_delay(engine.delay))
     if engine.servers is not None and communicator.rank == 0:
-        console.log(words.of_servers(servers, engine.servers.store.rules.mode))
+        console.log(log_lines.of_servers(servers, engine.servers.store.rules.mode))
     if engine.servers is not None or communicator.world_size == 1:
         return First(safe)
     facts = facts_of(engine, wishes, hosts, safe.fingerprint) if communicator.rank == 0 else {}
@@ -80,7 +80,7 @@ def start(engine: Engine, wishes: Wishes, hosts: Sequence[str]) -> First:
         return First(kept.plan, Comparison(engine, kept))
     if wishes.deterministic:
         if communicator.rank == 0:
-            console.log(words.DETERMINISTIC)
+            console.log(log_lines.DETERMINISTIC)
         return First(safe)
     return First(safe, SelfPlanner(engine, wishes, facts))
 
@@ -107,7 +107,7 @@ def _kept(engine: Engine, facts: dict[str, str]) -> Kept | None:
         kept.plan.require_fit(engine.tensors, communicator.world_size)
     if settled is not None:
         engine.recording.ran_on(settled.cluster)
-        console.log(words.of_kept(settled))
+        console.log(log_lines.of_kept(settled))
     return kept
 
 

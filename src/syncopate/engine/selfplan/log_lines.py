@@ -1,4 +1,4 @@
-"""Words: what self-planning says, a line for each thing it does."""
+"""Log lines: what self-planning says, a line for each thing it does."""
 
 from __future__ import annotations
 
