@@ -1,7 +1,7 @@
 """Stopwatch: how long measuring took, without what passes inside its reports.
 
 Self-planning measures beside a training, and pauses where measuring reports its progress
-(:mod:`syncopate.engine.selfplan.portions`), for many steps at times. A budget speaks of measuring
+(:mod:`syncopate.engine.selfplan.time_slices`), for many steps at times. A budget speaks of measuring
 alone.
 """
 

@@ -46,9 +46,9 @@ from syncopate.engine.selfplan import cache, contest, log_lines
 from syncopate.engine.selfplan.aside import Aside
 from syncopate.engine.selfplan.contest import Ability, Contender
 from syncopate.engine.selfplan.payback import SHARE, Budget, Costs
-from syncopate.engine.selfplan.portions import Portions
 from syncopate.engine.selfplan.safe import DDP, first_plan, safe_plan
 from syncopate.engine.selfplan.stepwise import WARMUP, Course, Stepwise, Timed
+from syncopate.engine.selfplan.time_slices import TimeSlices
 from syncopate.engine.selfplan.wishes import Wishes
 from syncopate.engine.step import Step
 from syncopate.errors import CollectiveError, PlanError, SyncopateError
@@ -133,7 +133,7 @@ class SelfPlanner(Stepwise):
         self._meanwhile: Plan | None = None
         self._lately: list[float] = []
         self._contest: dict[str, Contender] = {}
-        self._portions: Portions[Network] | None = None
+        self._portions: TimeSlices[Network] | None = None
         self._aside: Aside | None = None
 
     def start(self) -> None:
@@ -367,7 +367,7 @@ class SelfPlanner(Stepwise):
         if self._cluster is None:
             probe = yield from self._loaded()
             communicator = self._engine.communicator
-            self._portions = Portions(
+            self._portions = TimeSlices(
                 communicator, lambda progress: probe(communicator, budget_s, progress)
             )
             # A model may be dropped meanwhile, and the thread would wait for its steps for ever.

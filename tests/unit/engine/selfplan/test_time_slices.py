@@ -1,4 +1,4 @@
-"""Portions: work that pauses where it reports, and ends when it is told to."""
+"""TimeSlices: work that pauses where it reports, and ends when it is told to."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from syncopate.engine.selfplan.portions import Portions
+from syncopate.engine.selfplan.time_slices import TimeSlices
 from syncopate.output import Progress
 
 
@@ -22,8 +22,8 @@ class Rank0:
         return self.late.pop(0) if self.late else False
 
 
-def portions(work: Callable[[Progress], Any], *late: bool) -> Portions[Any]:
-    return Portions(Rank0(*late), work)  # type: ignore[arg-type]
+def portions(work: Callable[[Progress], Any], *late: bool) -> TimeSlices[Any]:
+    return TimeSlices(Rank0(*late), work)  # type: ignore[arg-type]
 
 
 def three(done: list[int]) -> Callable[[Progress], str]:

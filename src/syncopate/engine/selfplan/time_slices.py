@@ -1,4 +1,4 @@
-"""Portions: work that communicates, done a little after every step of training.
+"""Time slices: work that communicates, done a little after every step of training.
 
 The work runs on a thread of its own, but never beside the training: the caller of :meth:`resume`
 waits while it goes on, until it has had its portion. It pauses where it reports its progress, which
@@ -22,7 +22,7 @@ class _StoppedError(BaseException):
     """Ends the work where it stands."""
 
 
-class Portions(Generic[T]):
+class TimeSlices(Generic[T]):
     """Work in portions.
 
     Args:
