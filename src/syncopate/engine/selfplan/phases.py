@@ -43,9 +43,9 @@ from syncopate.costs.decide.noise import longer_beyond_noise
 from syncopate.costs.model.bound import wire_s
 from syncopate.engine.engine import Engine
 from syncopate.engine.selfplan import cache, contest, log_lines
-from syncopate.engine.selfplan.aside import Aside
 from syncopate.engine.selfplan.contest import Ability, Contender
 from syncopate.engine.selfplan.payback import SHARE, Budget, Costs
+from syncopate.engine.selfplan.planner_process import PlannerProcess
 from syncopate.engine.selfplan.safe import DDP, first_plan, safe_plan
 from syncopate.engine.selfplan.stepwise import WARMUP, Course, Stepwise, Timed
 from syncopate.engine.selfplan.time_slices import TimeSlices
@@ -134,7 +134,7 @@ class SelfPlanner(Stepwise):
         self._lately: list[float] = []
         self._contest: dict[str, Contender] = {}
         self._portions: TimeSlices[Network] | None = None
-        self._aside: Aside | None = None
+        self._aside: PlannerProcess | None = None
 
     def start(self) -> None:
         """Begin with the engine's next step; every rank calls it."""
@@ -211,7 +211,7 @@ class SelfPlanner(Stepwise):
         """Start what plans beside the training, once it is earned."""
         yield from self._afford(LOADING_S)
         if self._engine.communicator.rank == 0:
-            self._aside = Aside()
+            self._aside = PlannerProcess()
             # A model may be dropped meanwhile, and a rank may end.
             weakref.finalize(self, self._aside.close)
 

@@ -1,4 +1,4 @@
-"""Aside: a process in which rank 0 fits and plans, so that no step of the training waits for it.
+"""Planner process: a process in which rank 0 fits and plans, so that no step of the training waits for it.
 
 [Note: a process of its own]
 A search takes as long as many steps do. On a thread it would take the interpreter from the training
@@ -30,7 +30,7 @@ Answer = tuple[Any, str | None]
 """What a function returned, and why it did not."""
 
 
-class Aside:
+class PlannerProcess:
     """Has pure functions run in a process of their own."""
 
     def __init__(self) -> None:

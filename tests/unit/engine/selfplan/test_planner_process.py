@@ -1,4 +1,4 @@
-"""Aside: another process answers, refuses, ends, and is ended."""
+"""PlannerProcess: another process answers, refuses, ends, and is ended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from syncopate.engine.selfplan.aside import Aside, serve
+from syncopate.engine.selfplan.planner_process import PlannerProcess, serve
 from syncopate.errors import PlanError
 from tests.children import environment
 
@@ -22,15 +22,15 @@ PLAN = "syncopate.engine.selfplan.safe:first_plan"
 
 
 @pytest.fixture
-def aside(monkeypatch: pytest.MonkeyPatch) -> Iterator[Aside]:
+def aside(monkeypatch: pytest.MonkeyPatch) -> Iterator[PlannerProcess]:
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1")):
         monkeypatch.setenv(name, value)  # as a launcher does
-    made = Aside()
+    made = PlannerProcess()
     yield made
     made.close()
 
 
-def test_another_process_answers_one_after_the_other(aside: Aside) -> None:
+def test_another_process_answers_one_after_the_other(aside: PlannerProcess) -> None:
     futures = [aside.run("os:getpid"), aside.run("operator:add", 1, 2)]
     pid, three = (future.result(WITHIN_S) for future in futures)
     assert pid != os.getpid()
@@ -38,7 +38,7 @@ def test_another_process_answers_one_after_the_other(aside: Aside) -> None:
     assert aside.run("os:getpid").result(WITHIN_S) == pid
 
 
-def test_it_knows_nothing_of_torch_even_when_it_has_planned(aside: Aside) -> None:
+def test_it_knows_nothing_of_torch_even_when_it_has_planned(aside: PlannerProcess) -> None:
     tensors = [("a", 8, "float32"), ("b", 4, "float32")]
     plan = aside.run(PLAN, "m", tensors, 2).result(WITHIN_S)
     assert plan.buckets[0].tensors == ("b", "a")
@@ -48,7 +48,7 @@ def test_it_knows_nothing_of_torch_even_when_it_has_planned(aside: Aside) -> Non
     assert not aside.run("sys:modules.__contains__", "torch").result(WITHIN_S)
 
 
-def test_a_refusal_comes_back_as_it_was_said(aside: Aside) -> None:
+def test_a_refusal_comes_back_as_it_was_said(aside: PlannerProcess) -> None:
     refused = aside.run(PLAN, "m", [("a", 8, "float7")], 2)
     with pytest.raises(PlanError, match="float7"):
         refused.result(WITHIN_S)
@@ -56,7 +56,7 @@ def test_a_refusal_comes_back_as_it_was_said(aside: Aside) -> None:
 
 
 @pytest.mark.parametrize("work", [("os:_exit", 7), ("os:no_such_function",)])
-def test_an_end_in_the_midst_of_it_is_said(aside: Aside, work: tuple[object, ...]) -> None:
+def test_an_end_in_the_midst_of_it_is_said(aside: PlannerProcess, work: tuple[object, ...]) -> None:
     lost = aside.run(*work)  # type: ignore[arg-type]
     with pytest.raises(PlanError, match=r"the process that plans ended with [17]"):
         lost.result(WITHIN_S)
@@ -64,7 +64,7 @@ def test_an_end_in_the_midst_of_it_is_said(aside: Aside, work: tuple[object, ...
         aside.run("operator:add", 1, 2).result(WITHIN_S)
 
 
-def test_closing_ends_what_is_under_way(aside: Aside) -> None:
+def test_closing_ends_what_is_under_way(aside: PlannerProcess) -> None:
     pid = aside.run("os:getpid").result(WITHIN_S)
     endless = aside.run("time:sleep", 1000)
     aside.close()
@@ -80,7 +80,7 @@ def test_where_no_process_can_be_started_the_work_is_done_here(monkeypatch) -> N
         raise PermissionError("no more processes")
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
-    aside = Aside()
+    aside = PlannerProcess()
     assert aside.run("os:getpid").result(0) == os.getpid()
     with pytest.raises(PlanError, match="float7"):
         aside.run(PLAN, "m", [("a", 8, "float7")], 2).result(0)
@@ -98,8 +98,8 @@ def test_it_ends_with_the_questions_and_answers_each() -> None:
 
 
 _LEFT = """
-from syncopate.engine.selfplan.aside import Aside
-aside = Aside()
+from syncopate.engine.selfplan.planner_process import PlannerProcess
+aside = PlannerProcess()
 print(aside.run("os:getpid").result(60), flush=True)
 aside.run("time:sleep", 0.2)
 """
