@@ -53,7 +53,7 @@ class Distributed(Protocol):
         """What exchanges the gradients: the plan, the record, checkpoints."""
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Return a block whose forwards' gradients accumulate on this rank, as DDP's ``no_sync``."""
+        """Return a block whose forwards' gradients accumulate on this rank, as under DDP."""
 
     def join(
         self,
@@ -61,7 +61,7 @@ class Distributed(Protocol):
         enable: bool = True,
         throw_on_early_termination: bool = False,
     ) -> AbstractContextManager[None]:
-        """Return a block in which ranks may run out of inputs, as DDP's ``join``."""
+        """Return a block in which ranks may run out of inputs, as under DDP."""
 
 
 class _Options(TypedDict, total=False):
@@ -109,9 +109,10 @@ def distribute(
     """Train ``model`` data-parallel: the call that stands where DistributedDataParallel stood.
 
     The model stays the same object, keeps its type, and gets ``no_sync()``, ``join()`` and
-    ``syncopate``, its :class:`~syncopate.engine.engine.Engine` (:class:`Distributed`). Parameters and buffers become rank 0's. Every backward
-    ends with gradients averaged over the ranks: views of communication buffers, so copy one that is
-    to survive the next. Every training forward outside ``no_sync`` begins with rank 0's buffers.
+    ``syncopate``, its :class:`~syncopate.engine.engine.Engine` (:class:`Distributed`). Parameters
+    and buffers become rank 0's. Every backward ends with gradients averaged over the ranks: views
+    of communication buffers, so copy one that is to survive the next. Every training forward
+    outside ``no_sync`` begins with rank 0's buffers.
 
     Without a plan, training measures itself on the way and settles on the fastest of several plans,
     which the next run starts with. It logs what it does.

@@ -1,4 +1,4 @@
-"""Planner process: a process in which rank 0 fits and plans, so that no step of the training waits for it.
+"""Planner process: where rank 0 fits and plans, so that no step of the training waits for it.
 
 [Note: a process of its own]
 A search takes as long as many steps do. On a thread it would take the interpreter from the training
