@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from syncopate.artifacts.cluster import Cluster
 from syncopate.calibration import probing
 from syncopate.engine.selfplan import cache, contest, payback, phases
-from syncopate.engine.selfplan.safe import first_plan
+from syncopate.engine.selfplan.ddp_buckets import first_plan
 from syncopate.engine.selfplan.stepwise import Stepwise
 from syncopate.errors import CalibrationError
 from tests.children import HANGS_S, environment

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from syncopate.artifacts.cluster import robust_mean
 from syncopate.artifacts.plan import Plan
 from syncopate.costs.decide.noise import longer_beyond_noise
-from syncopate.engine.selfplan.safe import DDP
+from syncopate.engine.selfplan.ddp_buckets import DDP
 
 IDEAL = "ideal overlap"
 """The plan that the interference is read off."""

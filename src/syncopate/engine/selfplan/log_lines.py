@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from syncopate.artifacts.plan import SERVED, SHARDED, Plan
 from syncopate.delay import GLU, GLU_LR, LEAST_WARM_UP, Delay, LocalSGD
 from syncopate.engine.selfplan import cache
+from syncopate.engine.selfplan.ddp_buckets import DDP
 from syncopate.engine.selfplan.payback import SHARE, pays_after
-from syncopate.engine.selfplan.safe import DDP
 from syncopate.units import format_count, format_seconds
 
 if TYPE_CHECKING:

@@ -44,9 +44,9 @@ from syncopate.costs.model.bound import wire_s
 from syncopate.engine.engine import Engine
 from syncopate.engine.selfplan import cache, contest, log_lines
 from syncopate.engine.selfplan.contest import Ability, Contender
+from syncopate.engine.selfplan.ddp_buckets import DDP, first_plan, safe_plan
 from syncopate.engine.selfplan.payback import SHARE, Budget, Costs
 from syncopate.engine.selfplan.planner_process import PlannerProcess
-from syncopate.engine.selfplan.safe import DDP, first_plan, safe_plan
 from syncopate.engine.selfplan.stepwise import WARMUP, Course, Stepwise, Timed
 from syncopate.engine.selfplan.time_slices import TimeSlices
 from syncopate.engine.selfplan.wishes import Wishes

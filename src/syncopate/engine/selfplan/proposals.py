@@ -25,7 +25,7 @@ from syncopate.artifacts.plan import ALLREDUCE, DECOUPLED, SHARDED, Plan
 from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.costs.decide.noise import DRIFT
 from syncopate.engine.selfplan.contest import IDEAL, MOST, Ability, Contender, alike
-from syncopate.engine.selfplan.safe import DDP, Tensors, safe_plan
+from syncopate.engine.selfplan.ddp_buckets import DDP, Tensors, safe_plan
 from syncopate.engine.selfplan.wishes import Asked
 from syncopate.errors import UnknownNameError
 from syncopate.planning import Policy, filled_to, make_plan, predict

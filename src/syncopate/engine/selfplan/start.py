@@ -15,8 +15,8 @@ from syncopate.artifacts.workload import Workload
 from syncopate.engine import console
 from syncopate.engine.engine import Engine
 from syncopate.engine.selfplan import cache, log_lines
+from syncopate.engine.selfplan.ddp_buckets import first_plan
 from syncopate.engine.selfplan.phases import SelfPlanner
-from syncopate.engine.selfplan.safe import first_plan
 from syncopate.engine.selfplan.stepwise import WARMUP, Course, Stepwise
 from syncopate.engine.selfplan.wishes import Wishes
 from syncopate.units import format_seconds

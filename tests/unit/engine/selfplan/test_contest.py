@@ -18,7 +18,7 @@ from syncopate.artifacts.plan import Plan
 from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.engine.selfplan import contest, log_lines, proposals
 from syncopate.engine.selfplan.contest import Ability, Contender
-from syncopate.engine.selfplan.safe import safe_plan
+from syncopate.engine.selfplan.ddp_buckets import safe_plan
 from syncopate.engine.selfplan.wishes import Asked
 from syncopate.units import KIB, MIB
 

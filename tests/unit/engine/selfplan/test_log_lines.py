@@ -5,7 +5,7 @@ from __future__ import annotations
 from syncopate.delay import Delay, LocalSGD
 from syncopate.engine.selfplan import log_lines
 from syncopate.engine.selfplan.contest import Contender
-from syncopate.engine.selfplan.safe import DDP
+from syncopate.engine.selfplan.ddp_buckets import DDP
 from tests.unit import examples
 
 

@@ -18,7 +18,7 @@ from syncopate.errors import PlanError
 from tests.children import environment
 
 WITHIN_S = 60
-PLAN = "syncopate.engine.selfplan.safe:first_plan"
+PLAN = "syncopate.engine.selfplan.ddp_buckets:first_plan"
 
 
 @pytest.fixture
