@@ -1,4 +1,4 @@
-"""What the demo says: a few lines of each chapter, for people who see all of this the first time.
+"""Text: a few lines of each chapter, for people who see all of this the first time.
 
 The tables behind them are those of the commands, and stand in the artefacts; ``--full`` prints
 them.

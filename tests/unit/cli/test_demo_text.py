@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from syncopate.artifacts.cluster import Cluster
-from syncopate.cli.demo import story, words
+from syncopate.cli.demo import story, text
 from syncopate.cli.demo.result import DemoResult, Pace, PolicyResult, ScalePrediction
 from syncopate.errors import SyncopateError
 from syncopate.planning import compare, make_plan
@@ -59,14 +59,14 @@ def _result(plans):
 def test_all_of_it_fits_on_two_screens_and_ends_with_the_page(plans):
     result = _result(plans)
     told = [
-        words.calibrated(examples.cluster()),
-        words.profiled(examples.workload()),
-        words.planned(plans),
-        words.compared(result.policies, result.pace),
-        words.trained(result.accuracies, 9.0),
-        *(words.scaled(each, 25) for each in result.scale),
-        words.concluded(result),
-        words.what_next(FOLDER, FOLDER / "report.html"),
+        text.calibrated(examples.cluster()),
+        text.profiled(examples.workload()),
+        text.planned(plans),
+        text.compared(result.policies, result.pace),
+        text.trained(result.accuracies, 9.0),
+        *(text.scaled(each, 25) for each in result.scale),
+        text.concluded(result),
+        text.what_next(FOLDER, FOLDER / "report.html"),
     ]
     lines = "".join(examples.text(each, 100) for each in told).splitlines()
     whole = "".join(examples.text(each, 400) for each in told).splitlines()
@@ -77,28 +77,28 @@ def test_all_of_it_fits_on_two_screens_and_ends_with_the_page(plans):
 
 
 def test_a_few_sizes_have_their_fastest_algorithm():
-    text = examples.text(words.calibrated(examples.steady_cluster()), 100)
+    text = examples.text(text.calibrated(examples.steady_cluster()), 100)
     assert "4 ranks on 2 hosts; a message takes 50.0 us to arrive" in text
     rows = [line.split() for line in text.splitlines()[2:]]
     assert rows == [
         ["1.0", "KiB", "recursive_doubling", "100.0", "us"],
         ["1.0", "MiB", "ring", "2.00", "ms"],
     ]
-    assert "fastest" not in examples.text(words.calibrated(Cluster.preset("1gbe", 2)))
+    assert "fastest" not in examples.text(text.calibrated(Cluster.preset("1gbe", 2)))
 
 
 def test_plans_are_held_against_ddp_and_predictions_against_what_was_measured(plans):
     result = _result(plans)
-    (table,) = examples.tables(words.compared(result.policies, result.pace))
+    (table,) = examples.tables(text.compared(result.policies, result.pace))
     rows = list(zip(*([str(cell) for cell in c.cells] for c in table.columns), strict=True))
     optimal = next(row for row in rows if row[0] == "optimal")
     assert optimal[3:] == ("18.00 ms", "20.00 ms", "-10.0%", "1.50x")
     assert rows[-1][2:] == ("-", "-", "30.00 ms", "-", "1.00x")
-    assert "1.50x DDP's speed" in examples.text(words.concluded(result))
+    assert "1.50x DDP's speed" in examples.text(text.concluded(result))
 
 
 def test_without_a_page_it_says_how_to_have_one(plans):
-    last = examples.text(words.what_next(FOLDER, None)).splitlines()[-1]
+    last = examples.text(text.what_next(FOLDER, None)).splitlines()[-1]
     assert last.startswith("a page of this run: syncopate report ")
     assert f"syncopate report {FOLDER}/timeline.json" in last
 
@@ -121,7 +121,7 @@ def test_a_gain_within_noise_is_not_called_one(plans):
         _result(plans),
         policies=(_timed("optimal", 1.0, 1.3, 0.8, 1.1), _timed("ddp", 1.1, 1.0, 1.2, 1.0)),
     )
-    text = examples.text(words.concluded(result), 200)
+    text = examples.text(text.concluded(result), 200)
     assert "no gain beyond noise (1.00x DDP's speed in the median turn, 0.87x to 1.20x" in text
     # The medians alone, 1.05 over 0.9, would say 1.17x.
     skewed = _timed("optimal", 0.8, 0.9, 1.1), _timed("ddp", 0.8, 1.05, 1.1)
@@ -130,7 +130,7 @@ def test_a_gain_within_noise_is_not_called_one(plans):
     assert gain.ratio == 1.0
     real = (_timed("optimal", 1.0, 1.01, 1.0), _timed("decoupled", 0.9, 0.9, 0.91))
     ddp = _timed("ddp", 1.2, 1.21, 1.2)
-    text = examples.text(words.concluded(structs.replace(result, policies=(*real, ddp))), 200)
+    text = examples.text(text.concluded(structs.replace(result, policies=(*real, ddp))), 200)
     assert "the decoupled plan takes 900.00 ms" in text
     assert "1.33x DDP's speed" in text
     assert "noise" not in text
