@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncopate.analysis.evidence.pipeline import matched
-from syncopate.analysis.once import once
+from syncopate.analysis.memoized import memoized
 from syncopate.analysis.phases import COMMUNICATION
 from syncopate.analysis.sweep import lengths_s, pieces, runs
 from syncopate.artifacts.plan import ALLREDUCE, EXCHANGES, SERVED, SHARDED
@@ -198,7 +198,7 @@ class Collectives(Sequence[Collective]):
             yield Collective(tuple(islice(spans, count)), self.names[kind])
 
 
-@once
+@memoized
 def collectives(timeline: Timeline) -> Collectives:
     """Return every collective of a timeline, in the order in which their last ranks arrived.
 

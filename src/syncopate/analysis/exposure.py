@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncopate.analysis.collectives import Collectives, collectives
-from syncopate.analysis.once import once
+from syncopate.analysis.memoized import memoized
 from syncopate.analysis.phases import COMMUNICATION, COMPUTATION, stalling
 from syncopate.analysis.sweep import groups, pieces, runs
 from syncopate.artifacts.timeline import Spans, Timeline
@@ -259,7 +259,7 @@ class _Free:
         return found
 
 
-@once
+@memoized
 def exposures(timeline: Timeline) -> Exposures:
     """Return the exposure of every rank to every message, by iteration, rank and start."""
     found = collectives(timeline)

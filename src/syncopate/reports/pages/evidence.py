@@ -11,7 +11,7 @@ import numpy as np
 
 from syncopate.analysis.causes.explanation import Explanation
 from syncopate.analysis.collectives import collectives
-from syncopate.analysis.once import once
+from syncopate.analysis.memoized import memoized
 from syncopate.analysis.sweep import runs
 from syncopate.analysis.trips import Trip
 from syncopate.artifacts.cluster import Cluster
@@ -90,11 +90,11 @@ class Message(NamedTuple):
 
     @property
     def lasts_s(self) -> float:
-        """How long it took once all its ranks were there."""
+        """How long it took memoized all its ranks were there."""
         return self.ends_s - self.arrived_s
 
 
-@once
+@memoized
 def messages(timeline: Timeline) -> tuple[Message, ...]:
     """Return every message of a timeline, in the order in which their last ranks arrived."""
     found = collectives(timeline)
@@ -127,7 +127,7 @@ def messages(timeline: Timeline) -> tuple[Message, ...]:
     )
 
 
-@once
+@memoized
 def alike(timeline: Timeline) -> tuple[tuple[Message, ...], int, int]:
     """Return the messages of the iterations that exchange what the last whole one exchanges.
 

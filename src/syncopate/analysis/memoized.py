@@ -1,4 +1,4 @@
-"""Once: what was found of a timeline is kept with it, as a timeline never changes."""
+"""Memoized: what was found of a timeline is kept with it, as a timeline never changes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from syncopate.artifacts.timeline import Timeline
 Found = TypeVar("Found")
 
 
-def once(function: Callable[[Timeline], Found]) -> Callable[[Timeline], Found]:
-    """Have a function of a timeline called once for each, and its answer kept as long as that."""
+def memoized(function: Callable[[Timeline], Found]) -> Callable[[Timeline], Found]:
+    """Have a function of a timeline called memoized for each, and its answer kept as long as that."""
     name = f"{function.__module__}.{function.__qualname__}"
 
     @wraps(function)
