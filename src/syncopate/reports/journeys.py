@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from syncopate.analysis.trips import STAGES, Journey, Trip, journeys
+from syncopate.analysis.round_trips import STAGES, MeanRoundTrip, RoundTrip, journeys
 from syncopate.reports.tables import titled_table
 from syncopate.units import format_seconds
 
@@ -33,13 +33,13 @@ _WORDS = {
 """Stage -> what the time goes to, and what mends it."""
 
 
-def journeys_report(trips: Sequence[Trip]) -> RenderableType:
+def journeys_report(trips: Sequence[RoundTrip]) -> RenderableType:
     """Return the stages of each server's trips, one at least, and which takes longest."""
     found = journeys(trips)
     return Group(_table(found), Text(f"{longest_stage(found)}\n"))
 
 
-def longest_stage(found: Sequence[Journey]) -> str:
+def longest_stage(found: Sequence[MeanRoundTrip]) -> str:
     """Return which stage takes longest, and what mends it; of one server at least."""
     whole = _whole(found)
     longest = max(range(len(STAGES)), key=lambda place: whole.stages_s[place])
@@ -48,7 +48,7 @@ def longest_stage(found: Sequence[Journey]) -> str:
     return f"{share:.0%} of it goes to {what}; to mend it: {remedy}"
 
 
-def journeys_json(trips: Sequence[Trip]) -> list[dict[str, Any]]:
+def journeys_json(trips: Sequence[RoundTrip]) -> list[dict[str, Any]]:
     """Return the same as values, in seconds."""
     return [
         {
@@ -60,7 +60,7 @@ def journeys_json(trips: Sequence[Trip]) -> list[dict[str, Any]]:
     ]
 
 
-def journeys_difference(before: Sequence[Trip], after: Sequence[Trip]) -> RenderableType:
+def journeys_difference(before: Sequence[RoundTrip], after: Sequence[RoundTrip]) -> RenderableType:
     """Return the stages of the trips of two runs side by side, one of each at least."""
     found = journeys(before), journeys(after)
     table = titled_table("from a push to the weights, mean over slices and iterations")
@@ -75,7 +75,7 @@ def journeys_difference(before: Sequence[Trip], after: Sequence[Trip]) -> Render
     return table
 
 
-def _table(found: Sequence[Journey]) -> Table:
+def _table(found: Sequence[MeanRoundTrip]) -> Table:
     table = titled_table("from a push to the weights, mean over slices and iterations")
     table.add_column("server")
     for stage in (*STAGES, "all"):
@@ -85,8 +85,8 @@ def _table(found: Sequence[Journey]) -> Table:
     return table
 
 
-def _whole(found: Sequence[Journey]) -> Journey:
+def _whole(found: Sequence[MeanRoundTrip]) -> MeanRoundTrip:
     """Return the mean over the trips of all servers."""
     count = sum(one.trips for one in found)
     stages = (sum(one.stages_s[i] * one.trips for one in found) for i in range(len(STAGES)))
-    return Journey("", count, tuple(seconds / count for seconds in stages))
+    return MeanRoundTrip("", count, tuple(seconds / count for seconds in stages))

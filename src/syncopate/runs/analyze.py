@@ -14,8 +14,8 @@ from rich.console import Group, RenderableType
 from syncopate.analysis.collectives import collectives
 from syncopate.analysis.exposure import exposures
 from syncopate.analysis.phases import Phases, mean, phases
+from syncopate.analysis.round_trips import RoundTrip
 from syncopate.analysis.serving import Message, Overhead, served_phases
-from syncopate.analysis.trips import Trip
 from syncopate.analysis.work import works
 from syncopate.artifacts.timeline import Timeline
 from syncopate.output import Progress, part, say
@@ -45,7 +45,7 @@ class Served:
     messages: Sequence[Message]
     computed: tuple[Overhead, ...] = ()
     synchronous: bool = True
-    trips: tuple[Trip, ...] = ()
+    trips: tuple[RoundTrip, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return it for JSON."""

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 
 from syncopate.analysis.difference import BYTES, RATE, Difference
 from syncopate.analysis.difference import difference as difference_of
-from syncopate.analysis.trips import Trip
+from syncopate.analysis.round_trips import RoundTrip
 from syncopate.artifacts.timeline import Timeline
 from syncopate.output import Progress
 from syncopate.reports.difference import difference_json, difference_report
@@ -34,7 +34,7 @@ class Changed(Shown):
 
     before: Timeline
     after: Timeline
-    trips: tuple[list[Trip], list[Trip]] = ([], [])
+    trips: tuple[list[RoundTrip], list[RoundTrip]] = ([], [])
     remarks: tuple[str, ...] = ()
 
     @property

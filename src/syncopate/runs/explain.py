@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from syncopate.analysis.arrivals import lateness
 from syncopate.analysis.causes.explanation import SLOW_SERVER, Cause, Explanation, explanation
 from syncopate.analysis.phases import COMPUTATION
-from syncopate.analysis.trips import Trip
+from syncopate.analysis.round_trips import RoundTrip
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import Plan
 from syncopate.artifacts.timeline import Timeline
@@ -53,7 +53,7 @@ class Explained(Shown):
     best: Plan | None = None
     files: tuple[str, str] | None = None
     recorded: str = "FILE"
-    trips: tuple[Trip, ...] = ()
+    trips: tuple[RoundTrip, ...] = ()
 
     @property
     def causes(self) -> tuple[Cause, ...]:
@@ -181,7 +181,9 @@ def _arrivals_alone(timeline: Timeline) -> bool:
     return not computed and bool(lateness(timeline))
 
 
-def _explained(timeline: Timeline, cluster: Cluster | None, trips: Sequence[Trip]) -> Explanation:
+def _explained(
+    timeline: Timeline, cluster: Cluster | None, trips: Sequence[RoundTrip]
+) -> Explanation:
     """Return what the ranks that are there say, whose ranks are those of the job."""
     if TOOL not in timeline.metadata:  # of a run that was traced every rank has to be there
         return explanation(timeline, cluster, trips)

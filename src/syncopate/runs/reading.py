@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from syncopate.analysis.trips import Trip
+from syncopate.analysis.round_trips import RoundTrip
 from syncopate.artifacts.timeline import Timeline
 from syncopate.errors import ArtifactError, InvalidValueError
 from syncopate.output import Progress, say
@@ -49,7 +49,7 @@ class Recorded(NamedTuple):
     name: str = ""
 
     @property
-    def trips(self) -> list[Trip]:
+    def trips(self) -> list[RoundTrip]:
         """Ways of slices to parameter servers and back; none without servers."""
         return trips_of(self.run)
 

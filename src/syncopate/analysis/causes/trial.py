@@ -50,7 +50,7 @@ class Cause:
             together. [Note: several causes]
         iterations: where it happened once; empty where it is usual.
         lane: of a rank that computes longer, where most of that is; of a slow server, the stage of
-            :data:`~syncopate.analysis.trips.STAGES`.
+            :data:`~syncopate.analysis.round_trips.STAGES`.
         own: how many seconds it usually computes there in an iteration, or a slice is in that
             stage; of a slow link, how many bytes per second it carries; of batches, by which part
             of them they usually differ; of stages, what the longest computes. 0: not known.

@@ -12,8 +12,8 @@ import numpy as np
 from syncopate.analysis.causes.explanation import Explanation
 from syncopate.analysis.collectives import collectives
 from syncopate.analysis.memoized import memoized
+from syncopate.analysis.round_trips import RoundTrip
 from syncopate.analysis.sweep import runs
-from syncopate.analysis.trips import Trip
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import Plan
 from syncopate.artifacts.timeline import Timeline
@@ -62,7 +62,7 @@ class Evidence:
     prices: Mapping[tuple[str, str], tuple[Price, ...]] = field(default_factory=dict)
     against: tuple[Timeline, ...] = ()
     files: tuple[str, str] | None = None
-    trips: tuple[Trip, ...] = ()
+    trips: tuple[RoundTrip, ...] = ()
 
 
 class Message(NamedTuple):

@@ -19,8 +19,8 @@ from syncopate.analysis.collectives import EXCHANGE, bandwidths
 from syncopate.analysis.exposure import exposures
 from syncopate.analysis.path import Segment, critical_path
 from syncopate.analysis.phases import mean, phases
+from syncopate.analysis.round_trips import STAGES, RoundTrip, journeys
 from syncopate.analysis.stragglers import stragglers
-from syncopate.analysis.trips import STAGES, Trip, journeys
 from syncopate.analysis.work import Work, steady, works
 from syncopate.artifacts.plan import SERVED
 from syncopate.artifacts.timeline import Timeline
@@ -176,10 +176,10 @@ def _largest(rows: Sequence[_Bucket]) -> list[_Bucket]:
 
 
 _STAGES = ("push", "waiting", "update", "wait", "forward", "pull")
-"""How each of :data:`~syncopate.analysis.trips.STAGES` is drawn."""
+"""How each of :data:`~syncopate.analysis.round_trips.STAGES` is drawn."""
 
 
-def servers(trips: Sequence[Trip]) -> dict[str, Any]:
+def servers(trips: Sequence[RoundTrip]) -> dict[str, Any]:
     """Return of each server where the time goes from a push to the weights."""
     found = journeys(trips)
     if not found:

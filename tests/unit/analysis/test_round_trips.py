@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from syncopate.analysis.trips import STAGES, Trip, journeys
+from syncopate.analysis.round_trips import STAGES, RoundTrip, journeys
 from syncopate.runs.served import trips_of
 from syncopate.tracing.run import read_run
 from tests.unit.tracing.served_cases import Job
@@ -29,7 +29,7 @@ def test_the_stages_of_a_trip_add_up_to_it(tmp_path):
 
 
 def test_a_request_that_came_before_the_update_takes_no_time(tmp_path):
-    trip = Trip(0, "t0", "s0", 0, 0, 100, 0.0, 1.0, 2.0, 3.0, 5.0, 3.5, 4.0, 6.0, 7.0, 8.0)
+    trip = RoundTrip(0, "t0", "s0", 0, 0, 100, 0.0, 1.0, 2.0, 3.0, 5.0, 3.5, 4.0, 6.0, 7.0, 8.0)
     assert trip.stages_s == (2.0, 1.0, 2.0, 0.0, 1.0, 2.0)
 
 

@@ -1,4 +1,4 @@
-"""Trips: where the time goes between a push to a server and the weights that come back.
+"""Round trips: where the time goes between a push to a server and the weights that come back.
 
 Of a slice in an iteration, the two ends of every message put together:
 
@@ -23,7 +23,7 @@ from typing import NamedTuple
 STAGES = ("sending", "other workers", "update", "request", "answer", "receiving")
 
 
-class Trip(NamedTuple):
+class RoundTrip(NamedTuple):
     """When what happened to a slice: each moment is not before the one above it but ``pulled_s``.
 
     Attributes:
@@ -73,7 +73,7 @@ class Trip(NamedTuple):
         return tuple(end - start for start, end in pairwise(marks))
 
 
-class Journey(NamedTuple):
+class MeanRoundTrip(NamedTuple):
     """The mean over the trips of a server's slices.
 
     Attributes:
@@ -92,12 +92,12 @@ class Journey(NamedTuple):
         return sum(self.stages_s)
 
 
-def journeys(trips: Iterable[Trip]) -> tuple[Journey, ...]:
+def journeys(trips: Iterable[RoundTrip]) -> tuple[MeanRoundTrip, ...]:
     """Return the mean of each server's trips, by server."""
     by_server: dict[str, list[tuple[float, ...]]] = defaultdict(list)
     for trip in trips:
         by_server[trip.server].append(trip.stages_s)
     return tuple(
-        Journey(server, len(mine), tuple(map(statistics.fmean, zip(*mine, strict=True))))
+        MeanRoundTrip(server, len(mine), tuple(map(statistics.fmean, zip(*mine, strict=True))))
         for server, mine in sorted(by_server.items(), key=lambda one: int(one[0][1:]))
     )
