@@ -20,7 +20,7 @@ from syncopate.analysis.work import works
 from syncopate.artifacts.timeline import Timeline
 from syncopate.output import Progress, part, say
 from syncopate.reports.attribution import timeline_json, timeline_report
-from syncopate.reports.journeys import journeys_json, journeys_report
+from syncopate.reports.round_trips import round_trips_json, round_trips_report
 from syncopate.reports.serving import serving_json, serving_report
 from syncopate.runs.reading import LAST, NO_TABLE, Source, Table, read
 from syncopate.runs.served import computed_of, messages_in, messages_of
@@ -107,14 +107,16 @@ class Analyzed(Shown):
         if self.timeline is None and not self.served.trips:
             return self.served.to_dict()
         said |= {"served": self.served.to_dict()}
-        return said | ({"journeys": journeys_json(self.served.trips)} if self.served.trips else {})
+        return said | (
+            {"journeys": round_trips_json(self.served.trips)} if self.served.trips else {}
+        )
 
     def report(self) -> RenderableType:
         """Return everything for a terminal, to be printed by rich."""
         parts = [] if self.timeline is None else [timeline_report(self.timeline)]
         if self.served is not None:
             parts.append(self.served.report())
-            parts += [journeys_report(self.served.trips)] if self.served.trips else []
+            parts += [round_trips_report(self.served.trips)] if self.served.trips else []
         return Group(*parts)
 
 

@@ -21,8 +21,8 @@ from syncopate.artifacts.workload import Workload
 from syncopate.errors import InvalidValueError
 from syncopate.output import Progress
 from syncopate.reports.explanation import explanation_json, explanation_report, told, verdict
-from syncopate.reports.journeys import journeys_json, journeys_report
 from syncopate.reports.phases import ARRIVALS_ALONE, lateness_report
+from syncopate.reports.round_trips import round_trips_json, round_trips_report
 from syncopate.runs.best_plan import against_the_best
 from syncopate.runs.reading import LAST, NO_TABLE, Source, Table, latest, of_those_there, read
 from syncopate.shown import Row, Shown
@@ -90,7 +90,7 @@ class Explained(Shown):
         if self.found is None:
             return {"abstains": [ARRIVALS_ALONE], "lateness_s": lateness(self.timeline)}
         said = explanation_json(self.found, self.files, self.recorded)
-        return said | ({"journeys": journeys_json(self.trips)} if self.trips else {})
+        return said | ({"journeys": round_trips_json(self.trips)} if self.trips else {})
 
     def report(self) -> RenderableType:
         """Return everything for a terminal, to be printed by rich."""
@@ -104,7 +104,7 @@ class Explained(Shown):
             self.files,
             recorded=self.recorded,
         )
-        return Group(text, journeys_report(self.trips)) if self.trips else text
+        return Group(text, round_trips_report(self.trips)) if self.trips else text
 
 
 def explain(

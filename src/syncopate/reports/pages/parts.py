@@ -25,9 +25,9 @@ from syncopate.analysis.work import Work, steady, works
 from syncopate.artifacts.plan import SERVED
 from syncopate.artifacts.timeline import Timeline
 from syncopate.artifacts.timelines.spans import LANES, coded
-from syncopate.reports.journeys import longest_stage
 from syncopate.reports.pages.evidence import alike
 from syncopate.reports.pages.spans import Chosen, iteration_bounds
+from syncopate.reports.round_trips import longest_stage
 from syncopate.units import format_bytes, format_rate, format_seconds
 
 _BUCKETS, _RANKS, _CELLS = 40, 32, 16

@@ -1,4 +1,4 @@
-"""Journeys: where the time goes between pushes to servers and the weights that come back.
+"""Round trips: where the time goes between pushes to servers and the weights that come back.
 
 Each printed number has its formula in ``docs/metrics.md``.
 """
@@ -33,7 +33,7 @@ _WORDS = {
 """Stage -> what the time goes to, and what mends it."""
 
 
-def journeys_report(trips: Sequence[RoundTrip]) -> RenderableType:
+def round_trips_report(trips: Sequence[RoundTrip]) -> RenderableType:
     """Return the stages of each server's trips, one at least, and which takes longest."""
     found = journeys(trips)
     return Group(_table(found), Text(f"{longest_stage(found)}\n"))
@@ -48,7 +48,7 @@ def longest_stage(found: Sequence[MeanRoundTrip]) -> str:
     return f"{share:.0%} of it goes to {what}; to mend it: {remedy}"
 
 
-def journeys_json(trips: Sequence[RoundTrip]) -> list[dict[str, Any]]:
+def round_trips_json(trips: Sequence[RoundTrip]) -> list[dict[str, Any]]:
     """Return the same as values, in seconds."""
     return [
         {
@@ -60,7 +60,9 @@ def journeys_json(trips: Sequence[RoundTrip]) -> list[dict[str, Any]]:
     ]
 
 
-def journeys_difference(before: Sequence[RoundTrip], after: Sequence[RoundTrip]) -> RenderableType:
+def round_trips_difference(
+    before: Sequence[RoundTrip], after: Sequence[RoundTrip]
+) -> RenderableType:
     """Return the stages of the trips of two runs side by side, one of each at least."""
     found = journeys(before), journeys(after)
     table = titled_table("from a push to the weights, mean over slices and iterations")
