@@ -11,9 +11,9 @@ from syncopate.analysis.round_trips import RoundTrip
 from syncopate.analysis.serving import Message, Messages, Overhead
 from syncopate.tracing.dlc import Header, Record, Records, SetUp
 from syncopate.tracing.run import Run
-from syncopate.tracing.served.moments import moments
 from syncopate.tracing.served.places import places
 from syncopate.tracing.served.read import Served
+from syncopate.tracing.served.timestamps import timestamps
 
 
 def messages_of(traces: Mapping[str, tuple[Header, Sequence[Record | SetUp]]]) -> Messages:
@@ -75,7 +75,7 @@ def trips_of(run: Run | None) -> list[RoundTrip]:
         return []
     return [
         RoundTrip(run.ranks[one.worker], run.carriers.get(one.key, ""), *one[1:])
-        for one in moments(run.served, run.origin_s)
+        for one in timestamps(run.served, run.origin_s)
         if one.iteration >= run.first and one.worker in run.ranks
     ]
 

@@ -1,4 +1,4 @@
-"""Moments: the way of one slice in one iteration, from its push to the weights that come back."""
+"""Timestamps: the way of one slice in one iteration, from its push to the weights that come back."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from syncopate.tracing.served.rows import Wired, Work
 _Slice = tuple[str, int, int]
 
 
-class Moments(NamedTuple):
+class Timestamps(NamedTuple):
     """When what happened to a slice that a worker pushed and pulled, all known.
 
     Attributes:
@@ -52,7 +52,7 @@ class Moments(NamedTuple):
     back_s: float
 
 
-def moments(served: Served, origin_s: float = 0.0) -> Iterator[Moments]:
+def timestamps(served: Served, origin_s: float = 0.0) -> Iterator[Timestamps]:
     """Yield the way of every slice in every iteration, as far as all of it was captured.
 
     Args:
@@ -88,7 +88,7 @@ def moments(served: Served, origin_s: float = 0.0) -> Iterator[Moments]:
                 asked.time_s, left.queued_s, left.time_s, back.time_s,
             )  # fmt: skip
             since_s = (time_s - origin_s for time_s in times_s)
-            yield Moments(worker, server, key, iteration, back.nbytes, *since_s)
+            yield Timestamps(worker, server, key, iteration, back.nbytes, *since_s)
 
 
 def _updated(updates: Sequence[Work], since_s: float) -> float:
