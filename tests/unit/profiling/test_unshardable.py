@@ -8,7 +8,7 @@ from torch import nn
 
 from syncopate.errors import UnknownNameError
 from syncopate.profiling.profile import profile
-from syncopate.profiling.whole import looked_at_whole
+from syncopate.profiling.unshardable import looked_at_whole
 from syncopate.zoo import Task
 
 

@@ -1,4 +1,4 @@
-"""Whole: which parameters of a model an optimizer looks at whole.
+"""Unshardable: which parameters of a model an optimizer looks at whole.
 
 Where ranks own shards, such tensors are not cut, and shards are unequal
 (:mod:`syncopate.simulation.shards`). What is known is known of torch's optimizers, by name.
