@@ -52,9 +52,9 @@ from syncopate.engine.selfplan.time_slices import TimeSlices
 from syncopate.engine.selfplan.wishes import Wishes
 from syncopate.engine.step import Step
 from syncopate.errors import CollectiveError, PlanError, SyncopateError
+from syncopate.profiling.forward_order import ForwardOrder
 from syncopate.profiling.interference import Observed, interference_of
 from syncopate.profiling.samples import Iteration, slowest, workload
-from syncopate.profiling.uses import Uses
 
 if TYPE_CHECKING:
     from syncopate.calibration.probing import Network
@@ -413,7 +413,7 @@ class SelfPlanner(Stepwise):
         for plan in [*ladders * SAMPLES, *wholes]:
             yield from self._afford(self._held_s)
             engine.adopt(plan)
-            uses = Uses(engine.model)
+            uses = ForwardOrder(engine.model)
             with nullcontext() if used else uses:
                 timed = yield from self._steps(1, held=True)
                 steps.append((plan, engine.communicator.all_gather_object(timed[0].step.timings)))

@@ -1,4 +1,4 @@
-"""Uses: in which order forward needs the parameters of a model.
+"""Forward order: in which order forward needs the parameters of a model.
 
 A module needs its parameters as it begins. Hooks note that, once for each parameter; they look at
 no values, so that they wait for nothing, and compiled code leaves them out.
@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from syncopate.profiling.state import trainable
 
 
-class Uses:
+class ForwardOrder:
     """Hooks on a model for the length of a ``with`` block.
 
     Args:
