@@ -39,8 +39,8 @@ import torch.distributed as dist
 
 from emulated import hosts
 from syncopate.artifacts.cluster import Cluster
-from syncopate.calibration.handling import handling_of
 from syncopate.calibration.links import burst_byte_time, levels_of
+from syncopate.calibration.message_overhead import handling_of
 from syncopate.calibration.network import measure_network
 from syncopate.calibration.samples import PROBES, Sample, probes
 from syncopate.calibration.samples import SIZES as PROBE_SIZES

@@ -109,7 +109,7 @@ _EXPLAINED = f"{_HERE}.proposals:explained"
 _OF_SHARDED = f"{_HERE}.proposals:gain_of_sharded"
 _SAMPLING_PLANS = f"{_HERE}.sampling:sampling_plans"
 _CURVES = f"{_HERE}.sampling:curves_of"
-_HANDLING = "syncopate.calibration.handling:handling_of"
+_HANDLING = "syncopate.calibration.message_overhead:handling_of"
 
 
 class SelfPlanner(Stepwise):

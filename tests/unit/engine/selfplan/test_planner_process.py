@@ -44,7 +44,7 @@ def test_it_knows_nothing_of_torch_even_when_it_has_planned(aside: PlannerProces
     assert plan.buckets[0].tensors == ("b", "a")
     for module in ("proposals", "sampling"):
         aside.run(f"syncopate.engine.selfplan.{module}:__name__.upper").result(WITHIN_S)
-    aside.run("syncopate.calibration.handling:__name__.upper").result(WITHIN_S)
+    aside.run("syncopate.calibration.message_overhead:__name__.upper").result(WITHIN_S)
     assert not aside.run("sys:modules.__contains__", "torch").result(WITHIN_S)
 
 

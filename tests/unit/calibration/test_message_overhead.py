@@ -14,7 +14,7 @@ from msgspec import structs
 
 from syncopate.artifacts.cluster import Cluster, Handling, Level
 from syncopate.calibration import probes
-from syncopate.calibration.handling import fit, handling_of
+from syncopate.calibration.message_overhead import fit, handling_of
 from syncopate.calibration.samples import PROBES, SIZES, Sample
 from syncopate.costs.schedule.execution import execution_times
 from syncopate.schedules.registry import build, candidates

@@ -1,4 +1,4 @@
-"""Handling: what messages cost besides the wire, fitted to a few collectives.
+"""Message overhead: what messages cost besides the wire, fitted to a few collectives.
 
 What the collectives of :mod:`syncopate.calibration.samples` took is held against what
 :mod:`syncopate.costs.schedule.execution` expects; the fit is a least squares of the ratio's
