@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from syncopate.calibration import starts
-from syncopate.calibration.starts import Starts
+from syncopate.calibration import synchronised_start
+from syncopate.calibration.synchronised_start import SynchronisedStart
 from syncopate.tracing import ClockOffset
 
 OFFSETS = (ClockOffset(0.0, 0.0), ClockOffset(50.0, 0.001))
@@ -53,13 +53,13 @@ def timed(monkeypatch, clock: Clock, rank: Rank, work_s: float, **options: Any) 
     def work() -> None:
         clock.now_s += work_s
 
-    return Starts(rank, **options).timed(work)
+    return SynchronisedStart(rank, **options).timed(work)
 
 
 def test_rank_0_names_a_moment_ahead_and_sleeps_until_then(monkeypatch):
     clock, rank = Clock(100.0), Rank(0)
     assert timed(monkeypatch, clock, rank, 0.25, shared_clock=True) == pytest.approx(0.25)
-    assert clock.slept_s == [pytest.approx(starts._AHEAD_S)]
+    assert clock.slept_s == [pytest.approx(synchronised_start._AHEAD_S)]
     assert rank.barriers == 1
 
 

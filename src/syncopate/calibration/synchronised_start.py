@@ -1,4 +1,4 @@
-"""Starts: all ranks begin at a moment agreed beforehand, by clocks that were compared.
+"""Synchronised start: all ranks begin at a moment agreed beforehand, by clocks that were compared.
 
 Ranks leave a barrier at different moments, and on machines that share processors those lie apart by
 as much as a small collective takes. So a duration that begins at a barrier says as much of the
@@ -20,7 +20,7 @@ from syncopate.tracing.offsets import clock_offsets
 _AHEAD_S = 4e-3
 
 
-class Starts:
+class SynchronisedStart:
     """Times what all ranks do together from moments agreed beforehand.
 
     Args:
