@@ -28,12 +28,12 @@ from syncopate.artifacts.timeline import PAUSES
 from syncopate.errors import ArtifactError, InvalidValueError, UnknownNameError
 from syncopate.output import new_directory
 from syncopate.tracing.merge import ClockOffset
-from syncopate.tracing.outlet import Outlet
 from syncopate.tracing.pauses import Pauses
 from syncopate.tracing.recorder import Recorder
 from syncopate.tracing.retention import Retention, retention
 from syncopate.tracing.served.rows import WORKER, NodeHeader, RowQueue
 from syncopate.tracing.trace_file import Header, TraceWriter
+from syncopate.tracing.trace_writer import TraceWriter
 
 VARIABLE = "SYNCOPATE_TRACE"
 """The environment variable that names the directory of the run."""
@@ -93,7 +93,7 @@ class TracedNode(Protocol):
     def header(self) -> NodeHeader:
         """Whose file it is."""
 
-    def begin_trace(self, outlet: Outlet) -> None:
+    def begin_trace(self, outlet: TraceWriter) -> None:
         """Note messages from now on."""
 
     def end_trace(self) -> None:
@@ -133,9 +133,11 @@ class Capture:
         self._keep = keep or Retention()
         self._models: weakref.WeakKeyDictionary[Traced, int] = weakref.WeakKeyDictionary()
         self._count = 0
-        self._own = Outlet(self.recorder)
+        self._own = TraceWriter(self.recorder)
         self._outlets = [self._own]
-        self._nodes: weakref.WeakKeyDictionary[TracedNode, Outlet] = weakref.WeakKeyDictionary()
+        self._nodes: weakref.WeakKeyDictionary[TracedNode, TraceWriter] = (
+            weakref.WeakKeyDictionary()
+        )
         self._pauses = Pauses()
         self._lock = threading.RLock()
         # Held while the disk is waited for, so nothing that a training waits for takes it.
@@ -245,7 +247,7 @@ class Capture:
         with self._lock:
             if node not in self._nodes:
                 header = node.header
-                outlet = Outlet(RowQueue(), TraceWriter(self.directory, header, self._keep))
+                outlet = TraceWriter(RowQueue(), TraceWriter(self.directory, header, self._keep))
                 self._nodes[node] = outlet
                 self._outlets.append(outlet)
                 if header.role == WORKER:  # joins the files of this process
