@@ -17,7 +17,7 @@ from syncopate.artifacts.workload import TENSOR, Workload
 from syncopate.collectives import Communicator
 from syncopate.collectives.riders import riding_bytes
 from syncopate.delay import Delay, LocalSGD
-from syncopate.engine import checkpoint, innermost
+from syncopate.engine import checkpoint, optimizer_hooks
 from syncopate.engine.checks.agreement import agree
 from syncopate.engine.checks.fit import checks_of, tensors_of
 from syncopate.engine.checks.soundness import Sound
@@ -86,10 +86,10 @@ class Engine:
         self.forward_bypassed = torch.compiler.disable(self.forward_bypassed)  # type: ignore
         # They keep the engine at work as long as the optimizer is, whatever becomes of the model.
         self._optimizers = sound.optimizers
-        self._optimizer_hooks: list[RemovableHandle | innermost.Innermost] = []
+        self._optimizer_hooks: list[RemovableHandle | optimizer_hooks.Innermost] = []
         for optimizer in sound.optimizers:
             self._optimizer_hooks += (
-                innermost.register(
+                optimizer_hooks.register(
                     optimizer,
                     torch.compiler.disable(self._update_begins),  # type: ignore[no-untyped-call]
                     torch.compiler.disable(self._update_ends),  # type: ignore[no-untyped-call]

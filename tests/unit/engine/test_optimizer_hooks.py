@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from syncopate.engine import innermost
+from syncopate.engine import optimizer_hooks
 
 
 def test_the_order_of_hooks_on_a_step() -> None:
@@ -25,7 +25,8 @@ def test_the_order_of_hooks_on_a_step() -> None:
     early = optimizer.register_step_post_hook(on("user's after, early"))
     optimizer.register_step_pre_hook(on("user's before, early"))
     ours = [
-        innermost.register(optimizer, on(f"before {name}"), on(f"after {name}")) for name in "ab"
+        optimizer_hooks.register(optimizer, on(f"before {name}"), on(f"after {name}"))
+        for name in "ab"
     ]
     optimizer.register_step_pre_hook(on("user's before, late"))
     optimizer.register_step_post_hook(on("user's after, late"))
