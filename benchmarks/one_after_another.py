@@ -8,7 +8,8 @@
 Calibration measures a collective alone, from an agreed start; in training one follows another. Each
 algorithm of a reduce-scatter, an all-gather and an all-reduce runs both ways in every round, so
 that a disturbance of the machine hits all of them alike. A sample is the time from a moment agreed
-beforehand (``calibration/synchronised_start.py``) until the last rank is done, over the number of collectives
+beforehand (``calibration/synchronised_start.py``) until the last rank is done, over the number of
+collectives
 in a row. What is printed is the median over rounds, over what the bytes need at line rate.
 Algorithms run with their default options; left out are those that the registry calls no use at a
 size, and twins of others.

@@ -7,7 +7,8 @@
 
 Started plainly it makes a lab (network namespaces, shaped links) and runs itself on every host. The
 ranks measure their network as a calibration does, without curves, and then the sweep. Algorithms
-take turns, and all ranks begin at a moment agreed beforehand (``calibration/synchronised_start.py``): a sample
+take turns, and all ranks begin at a moment agreed beforehand
+(``calibration/synchronised_start.py``): a sample
 is the time from that moment until the last rank is done, and the median of them is held against the
 price of the schedule on the measured network (``costs/schedule/execution.py``). Algorithms with
 options run as the price chooses them for the size, and with their defaults, and none at sizes that

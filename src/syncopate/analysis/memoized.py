@@ -1,4 +1,4 @@
-"""Memoized: what was found of a timeline is kept with it, as a timeline never changes."""
+"""Memoized: an analysis of a timeline is kept with the timeline, which never changes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Found = TypeVar("Found")
 
 
 def memoized(function: Callable[[Timeline], Found]) -> Callable[[Timeline], Found]:
-    """Have a function of a timeline called memoized for each, and its answer kept as long as that."""
+    """Have a function of a timeline called once for each, and keep its answer as long."""
     name = f"{function.__module__}.{function.__qualname__}"
 
     @wraps(function)

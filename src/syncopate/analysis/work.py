@@ -26,7 +26,7 @@ INPUT = PAUSES[0]
 """The pause that a gap before the first computation of an iteration counts as."""
 
 SEVERAL = 3
-"""Iterations from which on what is usual can be told from what happened memoized."""
+"""Iterations from which on what is usual can be told from what happened once."""
 
 
 @dataclass(frozen=True)

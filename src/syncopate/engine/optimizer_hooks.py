@@ -1,4 +1,4 @@
-"""Optimizer hooks: the engine's hooks on an optimizer's step run next to the update, inside the user's.
+"""Optimizer hooks: the engine's hooks on a step run next to the update, inside the user's.
 
 While an optimizer updates, its groups may hold pieces in the place of parameters, and what it has
 updated is on its way afterwards. A user's hook before a step sees parameters and averaged

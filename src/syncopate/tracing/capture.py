@@ -32,8 +32,8 @@ from syncopate.tracing.pauses import Pauses
 from syncopate.tracing.recorder import Recorder
 from syncopate.tracing.retention import Retention, retention
 from syncopate.tracing.served.rows import WORKER, NodeHeader, RowQueue
+from syncopate.tracing.trace_buffer import BufferedTrace
 from syncopate.tracing.trace_file import Header, TraceWriter
-from syncopate.tracing.trace_writer import TraceWriter
 
 VARIABLE = "SYNCOPATE_TRACE"
 """The environment variable that names the directory of the run."""
@@ -93,7 +93,7 @@ class TracedNode(Protocol):
     def header(self) -> NodeHeader:
         """Whose file it is."""
 
-    def begin_trace(self, outlet: TraceWriter) -> None:
+    def begin_trace(self, buffer: BufferedTrace) -> None:
         """Note messages from now on."""
 
     def end_trace(self) -> None:
@@ -133,9 +133,9 @@ class Capture:
         self._keep = keep or Retention()
         self._models: weakref.WeakKeyDictionary[Traced, int] = weakref.WeakKeyDictionary()
         self._count = 0
-        self._own = TraceWriter(self.recorder)
-        self._outlets = [self._own]
-        self._nodes: weakref.WeakKeyDictionary[TracedNode, TraceWriter] = (
+        self._own = BufferedTrace(self.recorder)
+        self._buffers = [self._own]
+        self._nodes: weakref.WeakKeyDictionary[TracedNode, BufferedTrace] = (
             weakref.WeakKeyDictionary()
         )
         self._pauses = Pauses()
@@ -155,7 +155,7 @@ class Capture:
     @property
     def dropped(self) -> int:
         """How many events there was no room for."""
-        return sum(outlet.waiting.dropped for outlet in self._outlets)
+        return sum(buffer.waiting.dropped for buffer in self._buffers)
 
     def start(self) -> None:
         """Go on, between two iterations; does nothing where it goes on already.
@@ -192,8 +192,8 @@ class Capture:
                 return
             self._thread = None
         self.flush()
-        for outlet in self._outlets:
-            outlet.thin(last=True)
+        for buffer in self._buffers:
+            buffer.thin(last=True)
 
     def __enter__(self) -> Capture:
         self.start()
@@ -224,10 +224,10 @@ class Capture:
         with self._writing:
             for pause in self._pauses.take():
                 self.recorder.add([pause])
-            for outlet in list(self._outlets):
-                outlet.flush()
-                outlet.thin()
-            if all(outlet.broken for outlet in self._outlets):
+            for buffer in list(self._buffers):
+                buffer.flush()
+                buffer.thin()
+            if all(buffer.broken for buffer in self._buffers):
                 self._ends.set()
 
     def _attach(self, subject: Traced) -> None:
@@ -247,9 +247,9 @@ class Capture:
         with self._lock:
             if node not in self._nodes:
                 header = node.header
-                outlet = TraceWriter(RowQueue(), TraceWriter(self.directory, header, self._keep))
-                self._nodes[node] = outlet
-                self._outlets.append(outlet)
+                buffer = BufferedTrace(RowQueue(), TraceWriter(self.directory, header, self._keep))
+                self._nodes[node] = buffer
+                self._buffers.append(buffer)
                 if header.role == WORKER:  # joins the files of this process
                     self._own.note({"job": header.run, "worker": header.rank})
             self._write_in_background()

@@ -48,7 +48,7 @@ class Rank:
 
 
 def timed(monkeypatch, clock: Clock, rank: Rank, work_s: float, **options: Any) -> float:
-    monkeypatch.setattr(starts, "time", clock)
+    monkeypatch.setattr(synchronised_start, "time", clock)
 
     def work() -> None:
         clock.now_s += work_s
@@ -78,7 +78,7 @@ def test_a_moment_long_gone_is_not_waited_for(monkeypatch):
 
 def test_other_clocks_are_translated(monkeypatch):
     """Rank 1's clock is 50 s ahead of rank 0's, which names the moment 10.004."""
-    monkeypatch.setattr(starts, "clock_offsets", lambda communicator: OFFSETS)
+    monkeypatch.setattr(synchronised_start, "clock_offsets", lambda communicator: OFFSETS)
     clock = Clock(60.0)
     assert timed(monkeypatch, clock, Rank(1, named_s=10.004), 0.25) == pytest.approx(0.25)
     assert clock.slept_s == [pytest.approx(0.004)]

@@ -77,9 +77,9 @@ def test_all_of_it_fits_on_two_screens_and_ends_with_the_page(plans):
 
 
 def test_a_few_sizes_have_their_fastest_algorithm():
-    text = examples.text(text.calibrated(examples.steady_cluster()), 100)
-    assert "4 ranks on 2 hosts; a message takes 50.0 us to arrive" in text
-    rows = [line.split() for line in text.splitlines()[2:]]
+    shown = examples.text(text.calibrated(examples.steady_cluster()), 100)
+    assert "4 ranks on 2 hosts; a message takes 50.0 us to arrive" in shown
+    rows = [line.split() for line in shown.splitlines()[2:]]
     assert rows == [
         ["1.0", "KiB", "recursive_doubling", "100.0", "us"],
         ["1.0", "MiB", "ring", "2.00", "ms"],
@@ -121,8 +121,8 @@ def test_a_gain_within_noise_is_not_called_one(plans):
         _result(plans),
         policies=(_timed("optimal", 1.0, 1.3, 0.8, 1.1), _timed("ddp", 1.1, 1.0, 1.2, 1.0)),
     )
-    text = examples.text(text.concluded(result), 200)
-    assert "no gain beyond noise (1.00x DDP's speed in the median turn, 0.87x to 1.20x" in text
+    shown = examples.text(text.concluded(result), 200)
+    assert "no gain beyond noise (1.00x DDP's speed in the median turn, 0.87x to 1.20x" in shown
     # The medians alone, 1.05 over 0.9, would say 1.17x.
     skewed = _timed("optimal", 0.8, 0.9, 1.1), _timed("ddp", 0.8, 1.05, 1.1)
     gain = skewed[0].gain_over(skewed[1])
@@ -130,7 +130,7 @@ def test_a_gain_within_noise_is_not_called_one(plans):
     assert gain.ratio == 1.0
     real = (_timed("optimal", 1.0, 1.01, 1.0), _timed("decoupled", 0.9, 0.9, 0.91))
     ddp = _timed("ddp", 1.2, 1.21, 1.2)
-    text = examples.text(text.concluded(structs.replace(result, policies=(*real, ddp))), 200)
+    shown = examples.text(text.concluded(structs.replace(result, policies=(*real, ddp))), 200)
     assert "the decoupled plan takes 900.00 ms" in text
     assert "1.33x DDP's speed" in text
     assert "noise" not in text

@@ -1,4 +1,4 @@
-"""DDP buckets: DDP's own buckets, which need no measurement and which every other plan has to beat."""
+"""DDP's own buckets, which need no measurement and which every other plan has to beat."""
 
 from __future__ import annotations
 

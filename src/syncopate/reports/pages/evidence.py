@@ -90,7 +90,7 @@ class Message(NamedTuple):
 
     @property
     def lasts_s(self) -> float:
-        """How long it took memoized all its ranks were there."""
+        """How long it took once all its ranks were there."""
         return self.ends_s - self.arrived_s
 
 

@@ -178,7 +178,7 @@ def _ticks(seconds: float) -> int:
 
 
 class _Texts:
-    """Gives each text a number, so that a page holds it memoized."""
+    """Gives each text a number, so that a page holds it once."""
 
     def __init__(self) -> None:
         self.found: list[str] = []

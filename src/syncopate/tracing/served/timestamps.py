@@ -1,4 +1,4 @@
-"""Timestamps: the way of one slice in one iteration, from its push to the weights that come back."""
+"""Timestamps: the way of one slice in one iteration, from its push to the pulled weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trace writer: one file that a capture writes, and what waits to be written to it."""
+"""Trace buffer: one file that a capture writes, and what waits to be written to it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Waiting(Protocol):
         """Count records that could not be noted."""
 
 
-class TraceWriter:
+class BufferedTrace:
     """A file, and the records and notes that wait for it; one thread at a time flushes.
 
     Attributes:
