@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from syncopate.delay import Delay, LocalSGD
-from syncopate.engine.exchange.seen.state import own
+from syncopate.engine.exchange.proxies.state import own
 from syncopate.engine.exchange.update.optimizer_state import OwnedState
 from syncopate.errors import EngineError, InvalidValueError
 

@@ -131,9 +131,9 @@ def test_a_gain_within_noise_is_not_called_one(plans):
     real = (_timed("optimal", 1.0, 1.01, 1.0), _timed("decoupled", 0.9, 0.9, 0.91))
     ddp = _timed("ddp", 1.2, 1.21, 1.2)
     shown = examples.text(text.concluded(structs.replace(result, policies=(*real, ddp))), 200)
-    assert "the decoupled plan takes 900.00 ms" in text
-    assert "1.33x DDP's speed" in text
-    assert "noise" not in text
+    assert "the decoupled plan takes 900.00 ms" in shown
+    assert "1.33x DDP's speed" in shown
+    assert "noise" not in shown
 
 
 def test_a_run_at_another_pace_than_its_profile_has_a_page(tmp_path):

@@ -1,7 +1,7 @@
 """Flat weights: parameters as views of flat memory, laid out as that of their gradients.
 
 So what a collective brings arrives where the model computes. Only looks wait for it: a
-parameter whose weights are on their way says so by its class (``seen/weights.py``).
+parameter whose weights are on their way says so by its class (``proxies/weights.py``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from syncopate.engine.buckets import FlatBuffer, view_like
 from syncopate.engine.exchange.layout import Layout, Work, arrived
-from syncopate.engine.exchange.seen import weights
+from syncopate.engine.exchange.proxies import weights
 from syncopate.engine.torch_compat import without_overrides
 
 

@@ -21,13 +21,13 @@ from syncopate.engine.exchange.layout import Layout
 from syncopate.engine.exchange.model_buffers import InForward, InForwardAside, InStep, Kept
 from syncopate.engine.exchange.notes import RidingNotes, SentNotes
 from syncopate.engine.exchange.parts import Alike, Row, Whole
+from syncopate.engine.exchange.proxies.lazy_gradients import AwaitedGradients
+from syncopate.engine.exchange.proxies.partial_gradients import PartialGradients
+from syncopate.engine.exchange.proxies.whole_gradients import WholeGradients
 from syncopate.engine.exchange.pull.averages import PulledAverages, squared
 from syncopate.engine.exchange.pull.from_rank0 import FromRank0
 from syncopate.engine.exchange.pull.weights import PulledWeights
 from syncopate.engine.exchange.push.reduced import Reduced
-from syncopate.engine.exchange.seen.awaited import AwaitedGradients
-from syncopate.engine.exchange.seen.partial import PartialGradients
-from syncopate.engine.exchange.seen.whole import WholeGradients
 from syncopate.engine.exchange.serving import asynchronous, delayed, gradients, served
 from syncopate.engine.exchange.serving.servers import Servers
 from syncopate.engine.exchange.serving.state import ServedState

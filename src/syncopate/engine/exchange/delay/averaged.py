@@ -38,9 +38,9 @@ from syncopate.engine.exchange.layout import Launched, Layout, arrived
 from syncopate.engine.exchange.model_buffers import InForward
 from syncopate.engine.exchange.notes import unsaid
 from syncopate.engine.exchange.parts import Missing, Stepped
+from syncopate.engine.exchange.proxies.whole_gradients import WholeGradients
 from syncopate.engine.exchange.push.gathering import Gathering
 from syncopate.engine.exchange.push.reduced import Reduced
-from syncopate.engine.exchange.seen.whole import WholeGradients
 from syncopate.engine.trailer import Note, Said
 from syncopate.errors import EngineError
 

@@ -24,9 +24,9 @@ from syncopate.engine.exchange.delay.stages import Masters, Stages
 from syncopate.engine.exchange.flat_weights import FlatWeights
 from syncopate.engine.exchange.layout import Layout
 from syncopate.engine.exchange.model_buffers import InStep, agree
+from syncopate.engine.exchange.proxies import weights
 from syncopate.engine.exchange.pull.weights import Source
 from syncopate.engine.exchange.push import gathering
-from syncopate.engine.exchange.seen import weights
 from syncopate.engine.exchange.update.sharded_update import Beside
 from syncopate.errors import EngineError
 

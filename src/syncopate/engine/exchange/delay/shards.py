@@ -26,8 +26,8 @@ from syncopate.engine.exchange.flat_weights import FlatWeights
 from syncopate.engine.exchange.layout import Layout, Work
 from syncopate.engine.exchange.notes import Ranks
 from syncopate.engine.exchange.parts import Gradients, Missing
+from syncopate.engine.exchange.proxies.partial_gradients import Partial, PartialGradients
 from syncopate.engine.exchange.push.gathering import Gathering
-from syncopate.engine.exchange.seen.partial import Partial, PartialGradients
 from syncopate.engine.exchange.shares import Shares
 from syncopate.engine.exchange.update.pieces import Pieces
 from syncopate.errors import EngineError

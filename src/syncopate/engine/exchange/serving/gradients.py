@@ -17,10 +17,10 @@ from torch import Tensor
 
 from syncopate.engine.exchange.layout import Layout
 from syncopate.engine.exchange.parts import Gradients, Missing
-from syncopate.engine.exchange.seen import gradients
-from syncopate.engine.exchange.seen.gradients import PartialGradient
-from syncopate.engine.exchange.seen.partial import Partial, PartialGradients
-from syncopate.engine.exchange.seen.weights import WITHOUT_VALUES, tensors_in
+from syncopate.engine.exchange.proxies import gradients
+from syncopate.engine.exchange.proxies.gradients import PartialGradient
+from syncopate.engine.exchange.proxies.partial_gradients import Partial, PartialGradients
+from syncopate.engine.exchange.proxies.weights import WITHOUT_VALUES, tensors_in
 from syncopate.engine.exchange.serving.submissions import Submissions
 from syncopate.errors import EngineError
 

@@ -1,4 +1,4 @@
-"""Partial: ``parameter.grad`` is the average on this rank's share alone (``gradients.py``).
+"""Partial gradients: ``parameter.grad`` is the average on this rank's share (``gradients.py``).
 
 [Note: what was accumulated before]
 A gradient that was not set to None holds the average in its owner's part alone. In the next sum the
@@ -21,7 +21,7 @@ from syncopate.engine.checks.agreement import explaining
 from syncopate.engine.exchange.layout import Layout
 from syncopate.engine.exchange.notes import Ranks
 from syncopate.engine.exchange.parts import Gradients, Missing
-from syncopate.engine.exchange.seen.gradients import PartialGradient
+from syncopate.engine.exchange.proxies.gradients import PartialGradient
 from syncopate.engine.exchange.shares import Shares
 from syncopate.errors import EngineError
 

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from syncopate.engine.exchange.seen import norms
-from syncopate.engine.exchange.seen.weights import WITHOUT_VALUES, tensors_in
+from syncopate.engine.exchange.proxies import norms
+from syncopate.engine.exchange.proxies.weights import WITHOUT_VALUES, tensors_in
 from syncopate.engine.torch_compat import unscale, without_overrides
 from syncopate.errors import EngineError
 

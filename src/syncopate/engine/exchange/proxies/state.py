@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from torch import Tensor
 from torch.optim import Optimizer
 
-from syncopate.engine.exchange.seen import aliases
+from syncopate.engine.exchange.proxies import aliases
 from syncopate.errors import EngineError
 
 _MISSING: Any = object()

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from syncopate.engine.distribute import distribute
+from syncopate.engine.exchange.proxies.gradients import PartialGradient
 from syncopate.engine.exchange.push import gathering as base
-from syncopate.engine.exchange.seen.gradients import PartialGradient
 from tests.multiprocess.engine.cases import TIMEOUT_S, data, plan_of
 from tests.multiprocess.exchange.cases import OWNED, Run, both, squares
 from tests.multiprocess.harness import run_ranks

@@ -1,4 +1,4 @@
-"""Awaited: ``parameter.grad`` is the average of all ranks, on its way here until the first look.
+"""Lazy gradients: ``parameter.grad`` is the average of all ranks, and comes with the first look.
 
 What a script may ask of it without waiting is in ``averages.py``.
 """
@@ -14,9 +14,9 @@ from torch import Tensor
 from syncopate.engine.exchange import groups
 from syncopate.engine.exchange.layout import Layout
 from syncopate.engine.exchange.parts import Gradients, Missing
+from syncopate.engine.exchange.proxies.whole_gradients import Holders, kept
 from syncopate.engine.exchange.pull.averages import Squares
 from syncopate.engine.exchange.pull.flights import Flights
-from syncopate.engine.exchange.seen.whole import Holders, kept
 
 _LEAST_SQUARE = 1e-30
 """Below it a float32 has lost digits, or all of them."""

@@ -1,4 +1,4 @@
-"""Whole: ``parameter.grad`` is the average of all ranks, on the memory of its bucket.
+"""Whole gradients: ``parameter.grad`` is the average of all ranks, on the memory of its bucket.
 
 [Note: gradients of the script's own]
 A script may make gradients itself, such as views of one flat tensor, and hold on to them: autograd

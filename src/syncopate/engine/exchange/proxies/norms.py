@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from syncopate.engine.exchange.seen.weights import WITHOUT_VALUES, tensors_in
+from syncopate.engine.exchange.proxies.weights import WITHOUT_VALUES, tensors_in
 from syncopate.engine.torch_compat import without_overrides
 
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from syncopate.engine.exchange.seen import norms, weights
+from syncopate.engine.exchange.proxies import norms, weights
 from syncopate.engine.torch_compat import unscale, without_overrides
 
 Handler = Callable[..., Any]
