@@ -1,7 +1,7 @@
 """Exposure: what communication kept each rank from computing, by bucket, and why.
 
 Of one rank, time is *exposed* to communication when at least one push or pull is under way and the
-rank computes nothing, in whatever iteration. Each moment of it is shared equally among the messages
+rank computes nothing, in any iteration. Each moment of it is shared equally among the messages
 under way. The share of a message before its last rank's arrival is waiting for the slowest, the
 share after it is transferring (:mod:`syncopate.analysis.collectives`). Waiting is charged to the
 ranks that have not arrived, in equal parts.

@@ -240,7 +240,7 @@ class Cluster(Shown, Artifact, frozen=True, kw_only=True):
         probes: raw link probes; empty for a cluster written by hand.
         interference: what overlap costs here.
         warnings: what calibration found wrong, a sentence each: a slow host, say.
-        metadata: versions, hardware, date: whatever makes the figures reproducible.
+        metadata: versions, hardware, date: all that makes the figures reproducible.
     """
 
     KIND: ClassVar[str] = "cluster"

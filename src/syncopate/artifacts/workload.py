@@ -91,7 +91,7 @@ class Workload(Shown, Artifact, frozen=True, kw_only=True):
             as elements of a float32 sum; None where it was not measured, and then nothing that
             travels beside gradients is counted.
         metadata: device, batch, versions, clock, how many ranks were profiled at once, in all and
-            on a host: whatever makes the figures reproducible.
+            on a host: all that makes the figures reproducible.
     """
 
     KIND: ClassVar[str] = "workload"
@@ -185,7 +185,7 @@ class Workload(Shown, Artifact, frozen=True, kw_only=True):
     def ready_s(self) -> tuple[float, ...]:
         """Ready time of each gradient, counted from the start of the forward pass.
 
-        A gradient that is ready as backward ends is so to the last bit, in whatever order the same
+        A gradient that is ready as backward ends is so to the last bit, in any order the same
         times were added: where overlap stalls computation, an ulp of backward that is left would
         cost the whole collective.
         """

@@ -241,7 +241,7 @@ def _profile(
         except SyncopateError:
             raise
         except Exception as error:
-            # Whatever the model raises; what it is told by is the model's to say.
+            # The model may raise any error.
             raise CalibrationError(f"profiling {builder} raised {story(error)}") from error
 
 

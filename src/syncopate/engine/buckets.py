@@ -3,7 +3,7 @@
 A bucket has one flat buffer per dtype. A gradient that autograd has just made is copied into its
 place there when the bucket is launched, and from then on ``parameter.grad`` *is* that place: the
 average arrives where the optimizer reads it, and nothing is copied back. A gradient that
-accumulates, because nobody set it to None, accumulates in place and is not even copied in.
+accumulates, because it was not set to None, accumulates in place and is not even copied in.
 
 [Note: Views are installed at launch, not before backward]
 Installing zeroed views before backward would save the copy, but autograd would then read, add and
@@ -82,7 +82,7 @@ class Message:
         wire: what is pushed, a trailer included, real elements.
         gradients: the part of it that holds gradients.
         bounds: where each rank's shard begins, and at the end the number of elements; None where
-            nobody shards it. From :attr:`start`.
+            it is not sharded. From :attr:`start`.
     """
 
     bucket: int
@@ -96,7 +96,7 @@ class Message:
 
 
 class FlatBuffer:
-    """The gradients of one dtype of one bucket, end to end, and a trailer for whatever rides along.
+    """The gradients of one dtype of one bucket, end to end, and a trailer.
 
     Attributes:
         trainables: whose gradients, in the order of the bucket.
@@ -206,7 +206,7 @@ class FlatBuffer:
 
         def hand_out() -> None:
             for parameter, _, gradient, grad in fresh:
-                if parameter.grad is gradient:  # else a backward raised, and somebody zeroed it
+                if parameter.grad is gradient:  # else a backward raised, and it was zeroed
                     parameter.grad = grad
 
         *before, last = [partial(_gather, *tensors) for tensors in self._cut(*gathered)]

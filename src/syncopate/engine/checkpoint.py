@@ -1,4 +1,4 @@
-"""Checkpoint: the state of a training as one process would have it, whatever the exchange.
+"""Checkpoint: the state of a training as one process would have it, under every exchange.
 
 Where ranks own parts of parameters, an optimizer holds the state of this rank's parts alone. What
 it would give away then is no state that could be loaded, so that ``optimizer.state_dict()``

@@ -84,7 +84,7 @@ class Engine:
         self.forward_ends = torch.compiler.disable(self.forward_ends)  # type: ignore
         self.forward_alone = torch.compiler.disable(self.forward_alone)  # type: ignore
         self.forward_bypassed = torch.compiler.disable(self.forward_bypassed)  # type: ignore
-        # They keep the engine at work as long as the optimizer is, whatever becomes of the model.
+        # They keep the engine at work as long as the optimizer is, also without the model.
         self._optimizers = sound.optimizers
         self._optimizer_hooks: list[RemovableHandle | optimizer_hooks.Innermost] = []
         for optimizer in sound.optimizers:
@@ -254,7 +254,7 @@ class Engine:
     ) -> AbstractContextManager[None]:
         """Return a block in which ``optimizer`` has whole state on every rank, as a plain one has.
 
-        For whatever saves or loads by the optimizer's own methods, such as
+        For code that saves or loads by the optimizer's own methods, such as
         ``torch.distributed.checkpoint``; no training step is taken inside. Every rank enters and
         leaves it.
 
@@ -352,8 +352,8 @@ class Engine:
             then called for.
 
         Raises:
-            EngineError: the model's parameters are not those that were distributed, or somebody
-                else exchanges their gradients as well.
+            EngineError: the model's parameters are not those that were distributed, or DDP or
+                another engine exchanges their gradients as well.
         """
         if self._inside:
             return False

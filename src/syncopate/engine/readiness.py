@@ -7,7 +7,7 @@ are ready and all earlier buckets are pushed. What that means ``engine/exchange/
 [Note: The path of a hook]
 The hook runs once per parameter and backward, so its common path is four lines on captured lists.
 ``ready[i]`` is 1 for "nothing to do for this one": every entry is 1 while no synchronised backward
-runs, and all are set to 0 when one begins. Whatever is out of the ordinary (the first gradient of a
+runs, and all are set to 0 when one begins. Everything out of the ordinary (the first gradient of a
 backward, one that is not to be synchronised, one that is timed, one that comes twice) therefore
 finds a 1 and takes the other path.
 

@@ -228,7 +228,7 @@ class RankGroup:
             stops: signals to pass on.
 
         Returns:
-            How it went; no rank runs any more, whatever happened.
+            How it went; no rank runs any more.
         """
         try:
             with stops.deferred():

@@ -313,7 +313,7 @@ class SchedulerMachine:
         """Let a server that was killed take its place again, with its state if it had any yet."""
         before = self._predecessor(register)
         if register.role != SERVER or (register.run != self._run and before is None):
-            raise Refusal(msg.UNKNOWN, "the job is complete; nobody may join it any more")
+            raise Refusal(msg.UNKNOWN, "the job is complete; no process may join it any more")
         for token, member in self._members.items():
             if member.register.role == SERVER and member.rank == register.rank:
                 del self._members[token]

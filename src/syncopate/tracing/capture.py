@@ -3,7 +3,7 @@
 A training notes its events in a ring (:mod:`syncopate.tracing.recorder`), a node of a parameter
 server its messages in another (:mod:`syncopate.tracing.served.rows`). A thread appends them to a
 file of each several times a second, so that a process that is killed loses the last moments alone,
-and a slow disk holds up nobody: what there is no room for is counted.
+and a slow disk holds up no rank: events without room are counted.
 
 [Note: before and after distribute]
 ``trace`` knows nothing of ranks. The file is begun when a model is distributed, or at once where

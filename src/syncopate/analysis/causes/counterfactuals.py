@@ -56,7 +56,7 @@ _MOST = 0.75
 """What so many of the ranks do, all do."""
 
 _WIDELY = 0.08
-"""They also differ where most iterations differ by this part, whatever goes together."""
+"""They also differ where most iterations differ by this part, regardless of what goes together."""
 
 _PARTS = ("forward", "backward", "update", INPUT)
 _FORWARD, _BACKWARD, _UPDATE, _INPUT = range(4)
@@ -468,7 +468,7 @@ class Counterfactuals:
         return rows, (ranks, rank), (numbers, at)
 
     def _of_others(self) -> Times:
-        """Return of each part of a message what the others take, in the median; NaN: nobody."""
+        """Return the other ranks' median for each part of a message; NaN where no other has it."""
         moved_s, found = self._replay.recorded.transfers_s, self._replay.messages
         others_s = np.full(len(moved_s), np.nan)
         for size in np.unique(found.sizes).tolist():

@@ -3,7 +3,7 @@
 [Note: the kernel keeps count] A rank that waits for a slow network cannot tell it from ranks that
 compute. Its kernel can: for each connection it counts the bytes that arrived and the time in which
 any were under way, without the time in which the receiver had no room for more. Their quotient is
-the rate of the link, whatever the ranks do in between, and no message pays for it.
+the rate of the link, regardless of what the ranks do in between, and no message pays for it.
 
 [Note: beyond doubt] A link looks slower than it is where other connections of its hosts are
 busy at the same time, and where messages are short: the kernel may hold back the last

@@ -311,7 +311,7 @@ class Envelope(PiecewiseCost):
 
     Args:
         costs: algorithm name -> its cost; at a tie the name that stands first wins.
-        least_s_per_byte: what every byte costs whatever the algorithm. Which algorithm is the
+        least_s_per_byte: what every byte costs by any algorithm. Which algorithm is the
             cheapest does not depend on it.
 
     Example:
@@ -371,7 +371,7 @@ class Envelope(PiecewiseCost):
         return self.costs[algorithm]
 
     def at_least(self, s_per_byte: float) -> Envelope:
-        """Return these costs where every byte takes at least so long, whatever the algorithm."""
+        """Return these costs where every byte takes at least so long, by any algorithm."""
         return Envelope(self._alone, s_per_byte)
 
     def held(self, algorithms: Collection[str], s_per_byte: float) -> Envelope:

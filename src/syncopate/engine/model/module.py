@@ -7,7 +7,7 @@ wrapper to reach through.
 [Note: The class shows as the user's own] Other code looks at a model's class: to write its name
 into a configuration, to build another model of it, to copy, to pickle, to script, to export. So the
 subclass has the name, the place and the text of the class it stands for; what is built of it is of
-the original class; and what it adds gives way to whatever the user's class or model has under the
+the original class; and what it adds gives way to what the user's class or model has under the
 same name. Hooks on the module, the other public way in, would leave the class alone, but they are
 copied, pickled and scripted with the model.
 

@@ -398,7 +398,7 @@ def _overlaps(tensor: Tensor) -> bool:
 def broadcast_tensors(
     communicator: Communicator, tensors: Sequence[Tensor], source: int = 0, channel: int = 0
 ) -> None:
-    """Overwrite ``tensors`` on every rank with the source's, bit by bit, whatever their dtypes.
+    """Overwrite ``tensors`` on every rank with the source's, bit by bit, of any dtype.
 
     Args:
         communicator: joins the ranks.

@@ -142,7 +142,7 @@ class SelfPlanner(Stepwise):
         self.begin(self._run())
 
     def stop(self) -> None:
-        """End here and now, with whatever plan is at work."""
+        """End here and now, with the plan at work."""
         if self._portions is not None:
             self._portions.stop()
         if self._aside is not None:

@@ -1,6 +1,6 @@
 """Stepwise: what goes along with a training, a step at a time, and what ranks agree on meanwhile.
 
-Counted in synchronised backwards, which are the same on every rank whatever else a rank does
+Counted in synchronised backwards, which are the same on every rank regardless of what else it does
 between them (evaluation, logging).
 """
 
@@ -54,7 +54,7 @@ class Stepwise:
         self._engine.plan_with(self.stop)
 
     def stop(self) -> None:
-        """End here and now, with whatever plan is at work."""
+        """End here and now, with the plan at work."""
         self._engine.readiness.held = False
         if self._step in self._engine.readiness.listeners:
             self._engine.readiness.listeners.remove(self._step)

@@ -17,7 +17,7 @@ class Asked:
 
     Attributes:
         policy: what makes it; None: the best of all.
-        channels: how many collectives at once; None for whatever is best.
+        channels: how many collectives at once; None for the best.
         exchange: one of :data:`PLANNED`; None for whichever of those like DDP is best.
     """
 

@@ -1,4 +1,4 @@
-"""Evidence: what the page of a run is made of, put together by whoever asks for the page."""
+"""Evidence: what the page of a run is made of, put together by the caller."""
 
 from __future__ import annotations
 

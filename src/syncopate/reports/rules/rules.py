@@ -153,7 +153,7 @@ def _missing(
 
 
 def _runs(ranges: Sequence[SizeRange]) -> list[list[SizeRange]]:
-    """Return neighbours of one algorithm together, whatever their options."""
+    """Return neighbours of one algorithm together, with any options."""
     return [list(run) for _, run in groupby(ranges, key=lambda each: each.chosen.algorithm)]
 
 

@@ -54,7 +54,7 @@ class Phases:
         self.rearm()
 
     def rearm(self) -> None:
-        """Await the next forward, whatever became of the last one."""
+        """Await the next forward, also after one that failed."""
         self.stop()
         self._backward = False
         if self._unseen:
