@@ -355,7 +355,7 @@ class Plan(Shown, Artifact, frozen=True, kw_only=True):
         return replace(new, reason="")
 
     def _require_served(self) -> None:
-        """Refuse what servers, to whom each tensor goes as it is, know nothing of."""
+        """Refuse options that servers do not have, which get each tensor as it is."""
         told = {repr(one.options) for bucket in self.buckets for _, one in bucket.recipes}
         named = {one.algorithm for bucket in self.buckets for _, one in bucket.recipes}
         parts = any(bucket.elements is not None for bucket in self.buckets)
@@ -424,7 +424,7 @@ class Plan(Shown, Artifact, frozen=True, kw_only=True):
                 raise InvalidValueError(f"root of the {phase} of bucket {index}", recipe.root, rule)
         roots = {recipe.root for _, recipe in bucket.recipes}
         if len(roots) > 1:
-            rule = "the same for push and pull: who has the sum is who updates"
+            rule = "the same for push and pull: the rank that has the sum updates"
             raise InvalidValueError(f"roots of bucket {index}", sorted(roots), rule)
 
     def require_fit(self, tensors: Iterable[tuple[str, int, str]], world_size: int) -> None:

@@ -6,7 +6,7 @@ works out every decision (:mod:`syncopate.costs.decide.decisions`) for all of th
 rounding on another processor can make them differ. From then on a choice is a look-up, without
 communication.
 
-[Note: prices are loaded late] Only who asks for ``"auto"`` needs prices, and with them most of the
+[Note: prices are loaded late] Only ``"auto"`` needs prices, and with them most of the
 pure rooms. So they are loaded by the first communicator that is given a cluster.
 """
 

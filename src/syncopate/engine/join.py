@@ -78,7 +78,7 @@ class Join:
             self._buffers.source = 0
 
     def _announce(self, move: Move) -> None:
-        """Say what this rank is about to do, and learn who does the same."""
+        """Say what this rank is about to do, and learn which ranks do the same."""
         moves = self._say(move)
         active = [rank for rank, other in enumerate(moves) if other != Move.JOINED]
         if {moves[rank] for rank in active} - {move}:

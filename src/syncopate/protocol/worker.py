@@ -282,7 +282,7 @@ class WorkerMachine:
         return []
 
     def tick(self, now_s: float) -> list[Action]:
-        """Ask for what was not answered for long; call it often."""
+        """Ask again for answers that are long overdue; call it often."""
         found: list[Action] = []
         wanted = {self._server(key) for key in self._busy}
         for rank, link in enumerate(self._links):

@@ -39,7 +39,7 @@ class Recorded(NamedTuple):
     Attributes:
         timeline: of all ranks.
         run: of a directory in which ranks or nodes wrote; None: it was none.
-        remarks: what cannot be known of it, and what is not looked at, a sentence each.
+        remarks: what is unknown of it or left out, a sentence each.
         name: the directory or the first file; a timeline's own name.
     """
 

@@ -277,7 +277,7 @@ class Counterfactuals:
         return found
 
     def _found_starved(self) -> list[int]:
-        """Find who waits for input longer than all of its stage do.
+        """Find the ranks that wait for input longer than all of their stage.
 
         All wait as long as the rank that waits least. Where weights come while ranks wait for
         input, some are held up by these instead: then what three quarters do, all do.

@@ -297,7 +297,7 @@ class Replay:
     def _weights(self, of: Durations) -> Times:
         """Return the weight of each edge."""
         tasks, parts, gates, others = self.tasks, self.parts, self.gates, self.others
-        lasts_s = np.append(of.tasks_s, 0.0)  # what is not there takes no time
+        lasts_s = np.append(of.tasks_s, 0.0)  # a missing task takes no time
         return np.concatenate(
             (
                 lasts_s[tasks.previous] + of.gaps_s,

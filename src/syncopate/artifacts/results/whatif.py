@@ -252,7 +252,7 @@ class WhatIf(Shown, Artifact, frozen=True, kw_only=True, omit_defaults=True):
         links: what links keep the efficiency.
         doubts: inputs at the ends of their intervals.
         sentences: the answers.
-        assumptions: what was not measured, a sentence each.
+        assumptions: in the place of measurements, a sentence each.
         interval: where the intervals come from.
         currency: of costs; empty without prices.
         complete: whether the sweep was finished.

@@ -60,7 +60,7 @@ class Flows:
         """Return the rates of all pairs of ``matching`` at the same time, alike on all ranks.
 
         Args:
-            matching: who exchanges data with whom.
+            matching: the pairs of hosts that exchange data.
             report: called before every repetition.
 
         Raises:

@@ -42,7 +42,7 @@ def exchange(
         optimizer: about to step.
         party: exchanges its parameters, once in a step. Where it comes a second time, the step
             before raised, and the parameters have not been put back.
-        standing_for: returns what is not the party's as it is.
+        standing_for: maps a parameter to its pieces; returns any other parameter as it is.
     """
     if optimizer in _held and party in _held[optimizer].parties:
         put_back(optimizer)

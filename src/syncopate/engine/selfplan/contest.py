@@ -5,9 +5,9 @@ not counted: in them the memory of the plan before goes and that of this one com
 the slower half drops out, and what is far behind; turns become longer. DDP's buckets never drop
 out: the winner has to beat them beyond noise, by the rule of ``costs/decisions``, or they stay.
 
-[Note: one figure per step] Ranks leave a step one after the other, and who is late in one is early
-in the next. The mean over ranks of a step's duration does not lean to either side, and the steps of
-a turn add up to its time.
+[Note: one figure per step] Ranks leave a step one after the other, and a rank that is late in one
+is early in the next. The mean over ranks of a step's duration does not lean to either side, and the
+steps of a turn add up to its time.
 
 """
 

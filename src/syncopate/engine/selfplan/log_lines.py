@@ -88,7 +88,7 @@ def of_delay(delay: Delay | LocalSGD) -> str:
 
 
 def of_servers(servers: int, mode: str) -> str:
-    """Say who has the weights, and that nothing is planned for them."""
+    """Say that servers have the weights, and that nothing is planned for them."""
     has = f"{servers} parameter server{' has' if servers == 1 else 's have'} the weights"
     return (
         f"{has} (mode {mode}), and training goes on in {DDP}: nothing is measured or planned by "

@@ -1,4 +1,4 @@
-"""Parts: where iterations go, by phase, by bucket, by rank and by who waits for whom.
+"""Parts: where iterations go, by phase, by bucket, by rank and by pairs of ranks that wait.
 
 Every number has its formula in ``docs/metrics.md``. Shares are of a bar's or a plot's length, in
 percent, so that a page draws them at any width.
@@ -308,7 +308,7 @@ def _waiting(timeline: Timeline) -> NDArray[np.float64]:
 
 
 def matrix(timeline: Timeline) -> dict[str, Any]:
-    """Return who waits for whom and how long, in the mean over iterations that count."""
+    """Return how long each rank waits for each other one, in the mean over iterations."""
     cells_s = _waiting(timeline)
     most_s = float(cells_s.max(initial=0.0))
     if most_s <= 0:

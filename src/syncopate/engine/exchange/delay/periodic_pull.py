@@ -277,7 +277,7 @@ class LateWeights(parts.Local):
 
 
 def _run(update: Callable[[], None], working: Future[None]) -> None:
-    """Update, and tell how that went to who waits for ``working``."""
+    """Update, and set the result or the error of ``working``."""
     try:
         update()
     except BaseException as error:  # raised again where it is waited for

@@ -21,7 +21,7 @@ from syncopate.engine.torch_compat import without_overrides
 
 
 class Ranks(Protocol):
-    """Those among whom gradients are spread."""
+    """The ranks among which gradients are spread."""
 
     def everyone(self, values: Tensor) -> Tensor:
         """Return every rank's ``values``, one-dimensional, one rank a row; all ranks call it."""
