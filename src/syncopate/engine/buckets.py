@@ -145,7 +145,7 @@ class FlatBuffer:
         self.grads = [view.detach() for view in self.views]
 
     def offsets(self) -> Iterator[tuple[Trainable, int]]:
-        """Yield whose gradients lie here, each with its first element."""
+        """Yield the parameters whose gradients lie here, each with its first element."""
         offset = 0
         for trainable in self.trainables:
             yield trainable, offset
@@ -157,7 +157,7 @@ class FlatBuffer:
         return self.messages[0].pull is None
 
     def travel(self, recipes: Sequence[tuple[int, Recipe, Recipe | None]]) -> None:
-        """Let it travel as so many messages as it has cuts, and one more.
+        """Divide it into messages at its cuts.
 
         Args:
             recipes: of each message the bucket in the plan, how it is pushed, and how pulled.
@@ -172,7 +172,7 @@ class FlatBuffer:
         self.messages = tuple(found)
 
     def gathering(self) -> list[Callable[[], None]]:
-        """Return what brings every gradient into its place; nothing where all are there.
+        """Return the functions that copy gradients into their places; none where all are there.
 
         It is one call for each message, in their order, on any thread. The last one makes
         ``parameter.grad`` that place. A parameter without a gradient contributes zeros and keeps
@@ -215,7 +215,7 @@ class FlatBuffer:
     def _cut(
         self, absent: list[Tensor], views: list[Tensor], gradients: list[Tensor]
     ) -> list[tuple[list[Tensor], ...]]:
-        """Return what of these tensors belongs to each message."""
+        """Return the part of these tensors that belongs to each message."""
         tensors = (absent, views, gradients)
         ranges = list(pairwise(self._stops))
         if len(ranges) == 1:

@@ -42,7 +42,7 @@ class Training(Protocol):
 
     @property
     def exchange(self) -> Exchanging | None:
-        """What carries out the plan; None before the first."""
+        """The exchange that executes the plan; None before the first."""
 
     @property
     def delay(self) -> Delay | LocalSGD | None:
@@ -160,7 +160,7 @@ def counts(optimizer: Optimizer, engine: Training) -> bool:
 
 
 def forget(engine: Training) -> None:
-    """Note that ``engine`` is at work no more."""
+    """Forget ``engine``, which has been detached."""
     for engines in _trained_by.values():
         engines[:] = [known for known in engines if known() is not engine]
 
@@ -186,7 +186,7 @@ def _cut(optimizer: Optimizer) -> None:
 
 
 def copied(value: Any, copies: _Copies | None = None) -> Any:
-    """Return a copy in the CPU's memory; what stands in several places is copied once."""
+    """Return a copy in the CPU's memory; a tensor in several places is copied once."""
     copies = {} if copies is None else copies
     if isinstance(value, Tensor):
         key = (value.data_ptr(), value.dtype, value.shape, value.stride())

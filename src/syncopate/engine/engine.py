@@ -159,7 +159,7 @@ class Engine:
         self.adopt(plan)
 
     def record(self, on: bool = True) -> None:
-        """Start or stop noting when every step did what; a new start forgets the old record."""
+        """Start or stop recording steps; a new start forgets the old record."""
         self.recording.record(on)
 
     def timeline(self, name: str = "training") -> Timeline:
@@ -283,7 +283,7 @@ class Engine:
         return self._exchange.global_weights()
 
     def local_state(self) -> dict[str, Any]:
-        """Return what this rank alone knows of a training with a delay, as copies on the CPU.
+        """Return this rank's own state of a training with a delay, as copies on the CPU.
 
         Every rank calls it, at the same iteration, where the plan pulls behind pushes.
         With it a training goes on with the same bits, on as many ranks and under the same plan;
@@ -296,7 +296,7 @@ class Engine:
         return self._exchange.local_state()
 
     def load_local_state(self, state: Mapping[str, Any]) -> None:
-        """Go on with what :meth:`local_state` returned; model and optimizer are loaded before.
+        """Load the result of :meth:`local_state`, after model and optimizer were loaded.
 
         Raises:
             EngineError: it is another rank's, or of another rank count, rule or plan.
@@ -305,7 +305,7 @@ class Engine:
         self._exchange.load_local_state(state)
 
     def detach(self) -> None:
-        """Give the model back as it was, and its optimizer; gradients are no longer exchanged.
+        """Make model and optimizer plain again; gradients are no longer exchanged.
 
         Every rank calls it: where the ranks own parts of weights and of the optimizer's state, each
         gets all of them.
@@ -372,7 +372,7 @@ class Engine:
         self._readiness.forward_ends(modules.output_tensors(output))
 
     def forward_bypassed(self, output: Any) -> None:
-        """Let gradients of what a forward without communication returned stay this rank's own.
+        """Watch outputs of a forward without communication: gradients stay this rank's own.
 
         Raises:
             EngineError: DDP or another engine exchanges their gradients.
@@ -381,7 +381,7 @@ class Engine:
         self._readiness.forward_ends(modules.output_tensors(output), bypassed=True)
 
     def forward_leaves(self) -> None:
-        """Note that the outermost forward is over, well or badly."""
+        """Note that the outermost forward has returned or raised."""
         self._inside = False
 
     @property
@@ -406,12 +406,12 @@ class Engine:
 
     @property
     def exchange(self) -> Exchange | None:
-        """What carries out the plan; not for users."""
+        """The exchange that executes the plan; not for users."""
         return self._exchange
 
     @property
     def readiness(self) -> Readiness:
-        """The machinery; not for users."""
+        """The hooks that find ready gradients; not for users."""
         return self._readiness
 
     @property
@@ -430,7 +430,7 @@ class Engine:
 
     @property
     def defers(self) -> bool:
-        """Whether steps may be left to the next forward: each optimizer is known to allow it."""
+        """Whether steps may be deferred to the next forward, by each of the optimizers."""
         return self._trained() is not None and not self._closures
 
     def _trained(self) -> tuple[Trained, ...] | None:
@@ -458,12 +458,12 @@ class Engine:
         self._planner = None
 
     def plan_with(self, stop: Callable[[], None]) -> None:
-        """Note how to stop the self-planning that has begun."""
+        """Keep the function that stops the self-planning that has begun."""
         self._planner = stop
         self._plan_before = self._plan
 
     def adopt(self, plan: Plan) -> None:
-        """Use ``plan``, which every rank is known to have and which fits, with the delay.
+        """Train by ``plan``, which fits and which all ranks have, with the delay.
 
         Raises:
             EngineError: the last backward failed on some rank.

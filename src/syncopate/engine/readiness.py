@@ -384,7 +384,7 @@ class Readiness:
         self._heed(said)
 
     def _heed(self, said: Said) -> None:
-        """Act on what the ranks said along with their gradients, all in the same way.
+        """Act on the ranks' reports, on every rank alike.
 
         Raises:
             EngineError: a backward failed, or never began.
@@ -411,7 +411,7 @@ class Readiness:
             self._rest()
 
     def _make_up(self) -> None:
-        """Do what the others did in a step whose forward was refused here."""
+        """Run the collectives of a step whose forward was refused on this rank alone."""
         self._absent = False
         self._exchange_buffers()
         self._next = 0
@@ -482,7 +482,7 @@ class Readiness:
         self._ready[:] = b"\1" * len(self._ready)
 
     def step_begins(self, optimizer: torch.optim.Optimizer, count: Callable[[], None]) -> None:
-        """Hear how the backward went, ``count`` the step, and prepare ``optimizer`` for it."""
+        """Take the reports on the backward, ``count`` the step, and prepare ``optimizer``."""
         self.complete(stepping=True)
         count()
         self._update_start = self._stamp()
@@ -500,7 +500,7 @@ class Readiness:
             self._report()
 
     def _report(self) -> None:
-        """Hand the step that is over to the listener."""
+        """Give the finished step to the listeners."""
         step, self._step = self._step, Step(number=self._step.number + 1)
         step.waits, step.updates = self.exchange.traffic.taken()
         if not self.exchange.ends_with_backward:

@@ -33,7 +33,7 @@ class State(IntEnum):
 
 
 class Move(IntEnum):
-    """What a rank is about to do, where ranks tell each other."""
+    """The next action of a rank, which ranks announce within ``join()``."""
 
     JOINED = 0
     """Nothing of its own: it has run out of inputs."""
@@ -49,7 +49,7 @@ class Move(IntEnum):
 
 
 class Ran(Protocol):
-    """What carried a message."""
+    """The handle of a collective or a message."""
 
     @property
     def launched_s(self) -> float:
@@ -186,7 +186,7 @@ class StepRecorder:
             self._pending.append(Step(number=self._last, closing=update, whole=False))
 
     def finish(self, *, wait: bool) -> None:
-        """Note what has not been noted yet.
+        """Record the steps that are still open.
 
         Args:
             wait: for what is on its way. Otherwise a step of which something is, is left out: it is

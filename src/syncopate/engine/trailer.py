@@ -39,7 +39,7 @@ _MOST_FORWARDS = 256
 
 
 class Said(NamedTuple):
-    """What the ranks said in a trailer, besides their buffers.
+    """The ranks' reports in a trailer, besides their buffers.
 
     Attributes:
         failed: ranks whose backward failed.
@@ -159,7 +159,7 @@ class Trailer:
             place.copy_(rider)
 
     def deliver(self, *, put: bool = True) -> None:
-        """Keep the source's value of every buffer that rode along; the source has it already.
+        """Keep the source's value of every buffer in the trailer; the source has it already.
 
         Args:
             put: whether the buffers themselves get it too.
@@ -177,7 +177,7 @@ class Trailer:
         return [count > 0 for count in counts]
 
     def said(self) -> Said:
-        """Return what the ranks said; on a CUDA device, of the step before this one.
+        """Return the ranks' reports; on a CUDA device, those of the step before this one.
 
         Reading this step's flags there would make the host wait for the device in every step.
         """
@@ -194,7 +194,7 @@ class Trailer:
 
 
 class Note(NamedTuple):
-    """What a rank says along with its gradients.
+    """A rank's report on its backward, which travels with its gradients.
 
     Attributes:
         unreached: indices of the parameters that its backward did not reach.
@@ -233,21 +233,21 @@ class Notes:
         """Take the memory behind the last bucket, where they ride there."""
 
     def write(self, note: Note) -> None:
-        """Write what this rank says, before the last bucket is launched."""
+        """Write this rank's report, before the last bucket is launched."""
         self._trailer.fill(note.unreached, failed=note.failed, forwards=note.forwards)
 
     def send(self) -> None:
         """Launch it behind the last bucket, unless it is on its way."""
 
     def arrive(self) -> None:
-        """Wait for what the ranks said; on a device the stream does.
+        """Wait for the ranks' reports; on a device the stream waits.
 
         Raises:
             CollectiveError: a rank is lost or late.
         """
 
     def hear(self) -> Said:
-        """Wait for what the ranks said, and return it; the last bucket is here where it rides.
+        """Wait for the ranks' reports, and return them; then the last bucket has arrived too.
 
         Raises:
             CollectiveError: a rank is lost or late.
@@ -259,7 +259,7 @@ class Notes:
         return self._trailer.reached()
 
     def deliver(self) -> None:
-        """Keep the buffers that rode along."""
+        """Keep the buffers that came in the trailer."""
         self._trailer.deliver(put=self.puts())
 
 

@@ -97,7 +97,7 @@ class TracedNode(Protocol):
         """Note messages from now on."""
 
     def end_trace(self) -> None:
-        """Note no more."""
+        """Stop recording."""
 
 
 class Capture:

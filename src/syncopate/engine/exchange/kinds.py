@@ -128,7 +128,7 @@ KINDS: dict[str, Row] = {
 
 
 def kind_for(plan: Plan, servers: Servers | None = None) -> str:
-    """Return the name in :data:`KINDS` of what runs ``plan``."""
+    """Return the name in :data:`KINDS` of the exchange for ``plan``."""
     if plan.exchange == SERVED:
         assert servers is not None
         if not servers.synchronous:
@@ -148,6 +148,6 @@ def exchange_for(
     optimizers: Sequence[Optimizer] = (),
     servers: Servers | None = None,
 ) -> Exchange:
-    """Return what runs ``plan``; arguments as :class:`Layout`'s."""
+    """Return the exchange for ``plan``; arguments as :class:`Layout`'s."""
     layout = Layout(plan, trainables, communicator, buffers, optimizers=optimizers, servers=servers)
     return Exchange(KINDS[kind_for(plan, servers)], layout)

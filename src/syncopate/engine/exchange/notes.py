@@ -79,11 +79,11 @@ class SentNotes(Notes):
         )
 
     def arrive(self) -> None:
-        """Wait for what the ranks said; on a device the stream does."""
+        """Wait for the ranks' reports; on a device the stream waits."""
         arrived(self._handle)
 
     def hear(self) -> Said:
-        """Wait for what the ranks said, and return it."""
+        """Wait for the ranks' reports, and return them."""
         if self._said is None:
             self.arrive()
             self._said = super().hear()
@@ -100,7 +100,7 @@ def _recipe(device: torch.device) -> Recipe:
 
 
 class Ranks:
-    """Asks all ranks at once, where a script or a step comes by on each of them."""
+    """Small collectives of all ranks, at a place that every rank reaches."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -129,7 +129,7 @@ class Ranks:
         self.everyone(torch.zeros(1, device=self._device))
 
     def anyone(self, here: bool) -> bool:
-        """Say whether something is so on any rank; all ranks call it, with what is so ``here``.
+        """Return whether ``here`` is true on any rank; all ranks call it.
 
         Raises:
             CollectiveError: a rank is lost or late.
@@ -139,5 +139,5 @@ class Ranks:
 
 
 def unsaid(ranks: int) -> Said:
-    """Return what ``ranks`` have said where they were not asked."""
+    """Return the report of ``ranks`` that were not asked: all is well."""
     return Said([], [0] * ranks, appeared=False)

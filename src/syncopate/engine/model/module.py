@@ -61,7 +61,7 @@ class Training(Protocol):
 
     @property
     def exchange(self) -> _Exchange | None:
-        """What carries out the plan; None before the first."""
+        """The exchange that executes the plan; None before the first."""
 
     def paused(self) -> AbstractContextManager[None]:
         """Return a block whose forwards' gradients accumulate locally."""
@@ -81,7 +81,7 @@ class Training(Protocol):
         """Watch what the outermost forward returned."""
 
     def forward_leaves(self) -> None:
-        """Note that the outermost forward is over, well or badly."""
+        """Note that the outermost forward has returned or raised."""
 
     def forward_alone(self) -> None:
         """Begin a forward without gradients."""

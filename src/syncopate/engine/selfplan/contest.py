@@ -62,7 +62,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class Ability:
-    """What the model's optimizers allow.
+    """The ways of updating that the model's optimizers allow.
 
     Attributes:
         defers: steps may be left to the next forward, parameter by parameter.
@@ -106,7 +106,7 @@ def _hopeless(one: Contender, best: Contender) -> bool:
 
 
 def winner(contenders: Sequence[Contender], exchange: str | None = None) -> Contender:
-    """Return the fastest that beats DDP's buckets beyond noise, or these.
+    """Return the fastest contender that beats DDP's buckets beyond noise, or DDP's buckets.
 
     Args:
         contenders: DDP's buckets among them.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def announcement(steps: int, folder: Path | None) -> str:
-    """Say what begins, and how long it will take.
+    """Return the line that announces self-planning and how long it takes.
 
     Args:
         steps: about how many.

@@ -113,7 +113,7 @@ _HANDLING = "syncopate.calibration.message_overhead:handling_of"
 
 
 class SelfPlanner(Stepwise):
-    """Takes an engine through the course in the module's text.
+    """Takes an engine through the phases in the module's text.
 
     Args:
         engine: runs the safe plan.
@@ -216,7 +216,7 @@ class SelfPlanner(Stepwise):
             weakref.finalize(self, self._aside.close)
 
     def _answer(self, work: str, *arguments: object) -> Course[Any]:
-        """Return what rank 0's process made of ``work``, on every rank; the training goes on.
+        """Return the result of ``work`` in rank 0's process, on every rank; the training goes on.
 
         Raises:
             PlanError: it refused, or ended.
@@ -239,7 +239,7 @@ class SelfPlanner(Stepwise):
         return result
 
     def _try_unmeasured(self) -> Course[None]:
-        """Let the plan that needs no measurement be the one to train by meanwhile, if it is faster.
+        """Try the plan that needs no measurement, and train by it meanwhile if it is faster.
 
         See ``proposals``, [Note: plans that need no measurement].
         """
@@ -332,7 +332,7 @@ class SelfPlanner(Stepwise):
         return contenders
 
     def _risk_s(self, one: Contender, counted: int) -> float:
-        """Return what a turn may cost beyond ordinary steps."""
+        """Return the time that a turn may cost beyond ordinary steps."""
         slower_s = TRIED_SHARE * self._budget.step_s
         if one.samples_s:
             slower_s = one.step_s - self._budget.step_s
@@ -389,7 +389,7 @@ class SelfPlanner(Stepwise):
         return self._cluster, self._budget.step_s
 
     def _loaded(self) -> Course[Any]:
-        """Return what probes the network; see [Note: loaded when needed]."""
+        """Return the function that probes the network; see [Note: loaded when needed]."""
         for name in _PROBES_THE_NETWORK:
             module = importlib.import_module(name)
             yield from self._steps(1)
@@ -439,7 +439,7 @@ class SelfPlanner(Stepwise):
     # -- its parts ------------------------------------------------------------------------------
 
     def _observe(self, step: Step) -> list[Observed]:
-        """Return what every rank saw of a step."""
+        """Return every rank's measurements of a step."""
         clock = self._engine.readiness.clock
         clock.finish()
         begin_s, end_s = clock.host_s(step.backward_start), clock.host_s(step.backward_end)
@@ -514,7 +514,7 @@ class SelfPlanner(Stepwise):
         return [log_lines.of_sharded(gain_s)] if gain_s else []
 
     def _announce(self, step_s: float) -> None:
-        """Say what begins, and after how many steps it may be over."""
+        """Log that self-planning begins, and after how many steps it may end."""
         cost_s = LOADING_S + HELD_STEPS * self._held_s
         cost_s += contest.steps_of(1 + contest.MOST) * TRIED_SHARE * step_s / 2
         if self._cluster is None:
@@ -530,5 +530,5 @@ def probing_of(step_s: float) -> tuple[float, float]:
 
 
 def least_step_s(least_s: float, measured: Workload, cluster: Cluster) -> float:
-    """Return what a step takes at least: the fastest computation, or the wire."""
+    """Return the least time of a step: the fastest computation, or the wire."""
     return max(least_s, wire_s(cluster, measured.nbytes))

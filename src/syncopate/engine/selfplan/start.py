@@ -27,7 +27,7 @@ DIFFERENT = 1.25
 
 
 class Kept(NamedTuple):
-    """What every rank needs of what an earlier run settled on.
+    """The part of a kept plan that every rank needs.
 
     Attributes:
         plan: the plan that stayed.
@@ -43,7 +43,7 @@ class Kept(NamedTuple):
 
 
 class First(NamedTuple):
-    """What a training begins with.
+    """The plan and the companion that a training begins with.
 
     Attributes:
         plan: what it trains by first.
@@ -55,7 +55,7 @@ class First(NamedTuple):
 
 
 def start(engine: Engine, wishes: Wishes, hosts: Sequence[str]) -> First:
-    """Return what ``engine`` is to begin with; every rank calls it.
+    """Return the plan and companion that ``engine`` begins with; every rank calls it.
 
     Args:
         engine: not yet attached, without a plan.
@@ -98,7 +98,7 @@ def _safe_exchange(engine: Engine, wishes: Wishes) -> tuple[str, int]:
 
 
 def _kept(engine: Engine, facts: dict[str, str]) -> Kept | None:
-    """Return what an earlier run kept for this training, on every rank; None for nothing."""
+    """Return the kept plan of an earlier run of this training, on every rank, or None."""
     communicator = engine.communicator
     settled = cache.read(facts) if communicator.rank == 0 else None
     own = settled and Kept(settled.plan, settled.workload, settled.step_s, settled.date)
@@ -112,7 +112,7 @@ def _kept(engine: Engine, facts: dict[str, str]) -> Kept | None:
 
 
 class Comparison(Stepwise):
-    """Says so where a kept plan takes much longer than it took.
+    """Logs a kept plan that is much slower than it was.
 
     Args:
         engine: on the kept plan.
@@ -143,7 +143,7 @@ class Comparison(Stepwise):
 def facts_of(
     engine: Engine, wishes: Wishes, hosts: Sequence[str], gradients: str
 ) -> dict[str, str]:
-    """Return all that could make another plan better; ``gradients`` is their fingerprint."""
+    """Return all facts on which the best plan depends; ``gradients`` is their fingerprint."""
     cluster = wishes.cluster.to_json() if wishes.cluster else b""
     return {
         "model": engine.model_name,

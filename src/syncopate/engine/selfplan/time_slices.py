@@ -19,11 +19,11 @@ T = TypeVar("T")
 
 
 class _StoppedError(BaseException):
-    """Ends the work where it stands."""
+    """Raised inside the work to end it."""
 
 
 class TimeSlices(Generic[T]):
-    """Work in portions.
+    """Work that runs in slices of time.
 
     Args:
         communicator: the ranks; all of them do the same work.
@@ -66,7 +66,7 @@ class TimeSlices(Generic[T]):
         return self.over
 
     def stop(self) -> None:
-        """End the work where it stands."""
+        """End the work at its next report."""
         if self._thread is not None and not self.over:
             self._stopped = True
             self._go.release()

@@ -13,7 +13,7 @@ PLANNED = (*LIKE_DDP, SHARDED)
 
 @dataclass(frozen=True)
 class Asked:
-    """What the user asked of a plan.
+    """A user's options for a plan.
 
     Attributes:
         policy: what makes it; None: the best of all.
@@ -32,7 +32,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Wishes:
-    """What a user asked of self-planning.
+    """A user's options for self-planning.
 
     Attributes:
         cluster: plan for it; measured when None.

@@ -146,7 +146,7 @@ class Tap:
             queue.add((_KIND[kind], *row))
 
     def close(self) -> None:
-        """Note no more."""
+        """Stop recording."""
         captures.dismiss_node(self)
 
     def _note(

@@ -328,7 +328,7 @@ class OwnWeights(parts.Local):
         return {key: copied(value) for key, value in found.items()}
 
     def load_local_state(self, state: Mapping[str, Any]) -> None:
-        """Go on with what :meth:`local_state` returned, after model and optimizer were loaded.
+        """Load the result of :meth:`local_state`, after model and optimizer were loaded.
 
         Raises:
             EngineError: it is another rank's, or of another rank count, model or delay.

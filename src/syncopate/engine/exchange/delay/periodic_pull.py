@@ -42,7 +42,7 @@ class LocalUpdates(Beside):
         self._worker: ThreadPoolExecutor | None = None
 
     def updates(self, optimizer: Optimizer, stepping: frozenset[int]) -> None:
-        """Begin the local update of what ``optimizer`` trains."""
+        """Begin the local update of the parameters of ``optimizer``."""
         delay = self._stages.delay
         if not delay.runs_ahead:
             return
@@ -54,7 +54,7 @@ class LocalUpdates(Beside):
         self._begin([(here[key], self._ranges(here[key], known)) for key in keys if key in here])
 
     def _ranges(self, local: Local, known: Mapping[int, Hyper]) -> Ranges:
-        """Return which ranges of a flat buffer are updated, and by what."""
+        """Return the ranges of a flat buffer that are updated, and their rules."""
         found: list[tuple[int, int, Hyper]] = []
         for trainable, offset in local.part.offsets():
             parameter, hyper = trainable.parameter, known.get(id(trainable.parameter))
@@ -67,7 +67,7 @@ class LocalUpdates(Beside):
         return found
 
     def _begin(self, updated: Sequence[tuple[Local, Ranges]]) -> None:
-        """Update local weights: aside, where that may take long; looks at them wait."""
+        """Update local weights, on a thread where that may take long; reads of them wait."""
         if not updated:
             return
         parts = [local.part for local, _ in updated]
@@ -104,7 +104,7 @@ class LatePulls(Source):
         self._source = source(layout)
 
     def bring(self, part: FlatBuffer, message: Message) -> None:
-        """Launch what ``message`` carries, where it is its turn."""
+        """Launch ``message``, when it is its turn."""
         local = self._stages.here.get(id(part))
         if local is None:
             self._source.bring(part, message)
@@ -226,7 +226,7 @@ class LateWeights(parts.Local):
     # -- to go on where another process left -----------------------------------------------------
 
     def local_state(self) -> dict[str, Any]:
-        """Return what this rank alone knows: its own weights and what goes with them.
+        """Return this rank's own state: its local weights and their rule's memory.
 
         All ranks call it where pulls go behind pushes; else it asks no other rank. Empty in the
         warm-up. Copies in the CPU's memory.
@@ -249,7 +249,7 @@ class LateWeights(parts.Local):
         return found
 
     def load_local_state(self, state: Mapping[str, Any]) -> None:
-        """Go on with what :meth:`local_state` returned, after model and optimizer were loaded.
+        """Load the result of :meth:`local_state`, after model and optimizer were loaded.
 
         Raises:
             EngineError: it is another rank's, or of another rank count, rule or plan.

@@ -161,7 +161,7 @@ class PartialGradients(Gradients):
         return found
 
     def restore(self, missing: Missing) -> None:
-        """Take away again what no rank reached and had no gradient before."""
+        """Remove the gradients of parameters that no rank reached and that had none before."""
         reached = self._layout.notes.reached()
         for index, before in missing:
             if before is None and not reached[index]:

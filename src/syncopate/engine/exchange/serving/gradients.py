@@ -102,7 +102,7 @@ class SentGradients(Gradients):
         return self._partial.missing(indices)
 
     def restore(self, missing: Missing) -> None:
-        """Take away again what no rank reached and had no gradient before."""
+        """Remove the gradients of parameters that no rank reached and that had none before."""
         self._partial.restore(missing)
 
     def averaged(self) -> None:

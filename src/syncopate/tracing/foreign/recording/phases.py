@@ -63,7 +63,7 @@ class Phases:
             self._entering = self._register(self._enters)
 
     def stop(self) -> None:
-        """Note no more."""
+        """Stop recording."""
         for hook in (self._entering, self._leaving):
             if hook is not None:
                 hook.remove()

@@ -137,7 +137,7 @@ class Recording:
         self._over = {}
 
     def stop(self) -> None:
-        """Note no more."""
+        """Stop recording."""
         self._phases.stop()
         for hook in self._hooks:
             hook.remove()
