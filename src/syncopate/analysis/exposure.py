@@ -58,7 +58,7 @@ class Exposure(msgspec.Struct, frozen=True):
 
 
 class MessageExposure(NamedTuple):
-    """What the messages of one name and lane come to, in the mean over ranks and iterations.
+    """The exposed time of the messages of one name and lane, the mean over ranks and iterations.
 
     Attributes:
         lane: ``"push"`` or ``"pull"``.
@@ -146,7 +146,7 @@ class Exposures(Sequence[Exposure]):
         return waited_s
 
     def by_message(self) -> tuple[MessageExposure, ...]:
-        """Return what the messages of each name and lane come to, the longest exposed first."""
+        """Return the exposed time of each name and lane's messages, the longest first."""
         spans = self.spans
         if not len(spans):
             return ()

@@ -164,7 +164,7 @@ class Workload(Shown, Artifact, frozen=True, kw_only=True):
         ]
 
     def interference_on(self, cluster: Cluster) -> Interference:
-        """Return what overlap costs this model on ``cluster``."""
+        """Return the cost of overlap for this model on ``cluster``."""
         return cluster.interference if self.interference is None else self.interference
 
     def beside_nbytes(self, world_size: int) -> int:

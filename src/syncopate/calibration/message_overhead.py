@@ -104,7 +104,7 @@ def _guess(ranks: int, samples: Sequence[Sample]) -> FloatArray:
 
 
 class _Expected:
-    """What each sample is expected to take with some figures, and how that changes with each.
+    """The expected time of each sample with given figures, and its derivative by each.
 
     Both come from the same call, so that arrays are long enough to be worth it.
     """

@@ -64,7 +64,7 @@ class Draft:
 
 @dataclass(frozen=True)
 class Question:
-    """What a policy may choose from.
+    """The choices that a policy has.
 
     Attributes:
         workload: the model's gradients and times.

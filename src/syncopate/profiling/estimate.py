@@ -56,7 +56,7 @@ class LayerWork:
 
 @dataclass(frozen=True)
 class Estimated:
-    """What a model is expected to do on a device.
+    """The expected work and times of a model on a device.
 
     Attributes:
         workload: with times by the roofline.

@@ -181,7 +181,7 @@ class HelloWanted(Message, frozen=True):
 
 
 class Declare(Message, frozen=True):
-    """What the receiving server shall keep, and how to update it; the same from every worker.
+    """The slices of the receiving server, and their rules; the same from every worker.
 
     Attributes:
         digest: of the layout.

@@ -33,7 +33,7 @@ _READ = 0.5
 
 @dataclass(frozen=True)
 class Served:
-    """What the nodes of a parameter server sent and computed.
+    """The messages and work of a parameter server's nodes.
 
     Attributes:
         messages: of all nodes.
@@ -71,7 +71,7 @@ class Analyzed(Shown):
     remarks: tuple[str, ...] = ()
 
     def summary(self) -> tuple[str, ...]:
-        """Return whose time it is."""
+        """Return the name of the training and its ranks."""
         if self.timeline is not None:
             return (*self.timeline.summary(), *self.remarks)
         nodes = {one.node for one in self.served.messages} if self.served else set()

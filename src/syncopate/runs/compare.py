@@ -43,7 +43,7 @@ class Changed(Shown):
         return difference_of(self.before, self.after)
 
     def summary(self) -> tuple[str, ...]:
-        """Return what it comes to."""
+        """Return the change in one sentence."""
         return (f"{self.before.name} and {self.after.name}: {self.found.verdict}", *self.remarks)
 
     def rows(self) -> list[Row]:

@@ -34,7 +34,7 @@ NO_TABLE = ("", "")
 
 
 class Recorded(NamedTuple):
-    """What was read.
+    """A recording, as it was read.
 
     Attributes:
         timeline: of all ranks.

@@ -54,7 +54,7 @@ _log = logging.getLogger("syncopate")
 
 
 class Member(NamedTuple):
-    """Who this process is in a run.
+    """The identity of this process in a run.
 
     Attributes:
         run: a random name that all ranks share.
@@ -74,13 +74,13 @@ class Traced(Protocol):
 
     @property
     def member(self) -> Member:
-        """Who this process is."""
+        """The identity of this process."""
 
     def begin_trace(self, capture: Capture, model: int) -> None:
         """Note events in ``capture.recorder`` from now on, as those of the ``model``-th."""
 
     def end_trace(self) -> None:
-        """Note what is over, and then no more."""
+        """Record finished steps, and stop."""
 
     def sample(self) -> None:
         """Note what only grows; another thread calls it now and then."""
@@ -416,7 +416,7 @@ def current() -> Capture | None:
 
 
 def enrol(subject: Traced) -> None:
-    """Let a training that begins be captured, now or when a capture begins."""
+    """Register a training, which is captured now or when a capture begins."""
     _subjects.add(subject)
     if (capture := current()) is None or not capture.active:
         return
@@ -433,7 +433,7 @@ def dismiss(subject: Traced) -> None:
 
 
 def enrol_node(node: TracedNode) -> None:
-    """Let a node of a parameter server be captured, now or when a capture begins."""
+    """Register a node of a parameter server, which is captured now or when a capture begins."""
     _nodes.add(node)
     if (capture := current()) is None or not capture.active:
         return

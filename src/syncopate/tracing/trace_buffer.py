@@ -19,13 +19,13 @@ _MOST_NOTES = 1024
 
 
 class Waiting(Protocol):
-    """What holds records until they are taken: a recorder, or the ring of a node."""
+    """A buffer of records: a recorder, or the ring of a node."""
 
     dropped: int
     texts: list[str]
 
     def take(self) -> NDArray[np.void]:
-        """Return what is held, in order, and make room."""
+        """Return the held records, in order, and make room."""
 
     def drop(self, count: int) -> None:
         """Count records that could not be noted."""

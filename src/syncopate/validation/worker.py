@@ -53,7 +53,7 @@ class _Work(NamedTuple):
 
     @property
     def model(self) -> nn.Module:
-        """What is trained."""
+        """The model, loss and batches of a training."""
         return self.task.model
 
     def optimizer(self) -> torch.optim.Optimizer:

@@ -113,7 +113,7 @@ class Counterfactuals:
         self._find()
 
     def _covered(self, name: str) -> tuple[Times, Times] | None:
-        """Return what pauses of a name cover of each task and of the gap before it; None: none."""
+        """Return the part of tasks and gaps that pauses of a name cover, or None."""
         spans, tasks = self._replay.timeline.columns, self._replay.tasks
         chosen = spans.take(np.flatnonzero(spans.in_lanes("wait") & spans.named((name,))))
         if not len(chosen):
@@ -170,7 +170,7 @@ class Counterfactuals:
         self._shares = Shares(self._replay, self.ranks)
 
     def _median(self, parts_s: Times) -> Times:
-        """Return what is usual of each rank: the median over iterations, of few the mean."""
+        """Return each rank's usual value: the median over iterations, of few the mean."""
         of = parts_s[:, self._counted]
         if len(self._counted) < SEVERAL:
             return np.asarray(of.mean(axis=1))
@@ -248,7 +248,7 @@ class Counterfactuals:
         ]
 
     def _exceeds(self, rank: int, other: int, part: int, least_s: float) -> bool:
-        """Say whether a rank surely exceeds another, by their places, in a part, by so much."""
+        """Return whether a rank exceeds another in a part by so much, beyond the standard errors."""
         more_s = (self._level[rank, :, part] - self._level[other, :, part])[self._counted]
         return bool(more_s.mean() > least_s) and surely_positive(more_s.tolist())
 

@@ -147,7 +147,7 @@ class Explanation:
 def explanation(
     timeline: Timeline, cluster: Cluster | None = None, trips: Sequence[RoundTrip] = ()
 ) -> Explanation:
-    """Return what iterations lose time to, by counterfactual replay.
+    """Return the causes that cost iterations time, by counterfactual replay.
 
     Args:
         timeline: measured or simulated.

@@ -61,7 +61,7 @@ _AS_SLOW = 2.0
 
 
 class Carried(msgspec.Struct, frozen=True, array_like=True):
-    """What one connection of a rank has carried away from it since it was made.
+    """The bytes that one connection of a rank has sent since it was made.
 
     Attributes:
         channel: whose it is.
@@ -105,7 +105,7 @@ _Unit = tuple[object, ...]
 
 @dataclass(frozen=True)
 class Link:
-    """What passed from one rank to another on another host, on all channels.
+    """The traffic from one rank to another on another host, on all channels.
 
     Attributes:
         src: the rank that sent.
@@ -163,7 +163,7 @@ class SlowLinks(NamedTuple):
 def links_between(
     before: Mapping[int, Entry], after: Mapping[int, Entry], *, doubts: bool = True
 ) -> tuple[Link, ...]:
-    """Return what passed between hosts from one roll to another.
+    """Return the traffic between hosts from one sample to the next.
 
     What a rank carried outside collectives is not told from the rest: where it exchanged messages
     with others meanwhile, its links are left out.
@@ -218,7 +218,7 @@ def _joined(src: int, dst: int, parts: Sequence[tuple[int, float, int]], doubts:
 
 
 def conclusive(links: Sequence[Link]) -> bool:
-    """Say whether enough was carried to judge by."""
+    """Return whether there was enough traffic to judge by."""
     return any(link.nbytes >= _ENOUGH_BYTES for link in links) and any(
         link.busy_s >= _ENOUGH_S for link in links
     )

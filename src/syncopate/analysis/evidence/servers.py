@@ -37,7 +37,7 @@ _Message = tuple[str, str, int, int]
 
 
 class _Way(NamedTuple):
-    """Which slices of a server were there when, of one worker in one iteration, in this order.
+    """The arrival times of a server's slices at one worker in one iteration, in order.
 
     Attributes:
         at_s: when each was, since the first of any server set out.
@@ -141,7 +141,7 @@ class Servers:
         return stage, own_s, others_s
 
     def like_others(self, durations: Durations, server: int) -> None:
-        """Let messages end when they would, were a server as far as the others.
+        """End messages when they would end if a server were as fast as the others.
 
         Acknowledgements of its pushes come as soon after them as those of the others.
         """
@@ -173,7 +173,7 @@ class Servers:
         return float(ends_s.max()) if len(ends_s) else otherwise_s
 
     def _shorten(self, durations: Durations, message: _Message, by_s: float) -> None:
-        """Let a message end sooner, by so much of what it was recorded to last."""
+        """Shorten a message by a part of its recorded duration."""
         for part in self._parts.get(message, ()):
             lasted_s = self._replay.recorded.transfers_s[part]
             if lasted_s > 0:

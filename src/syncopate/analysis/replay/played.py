@@ -80,7 +80,7 @@ class Parts(NamedTuple):
 
 @dataclass
 class Durations:
-    """What can be changed: seconds of each task, of the gap before it, and of each transfer.
+    """The changeable durations: of each task, of the gap before it, and of each transfer.
 
     Attributes:
         tasks_s: by task.

@@ -50,7 +50,7 @@ def machines(
 
 
 class Sources(NamedTuple):
-    """What a command that takes several kinds of files was given.
+    """The files given to a command that takes several kinds of them.
 
     Attributes:
         files: in order; empty where a network was named.

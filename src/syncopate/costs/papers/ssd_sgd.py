@@ -52,7 +52,7 @@ from syncopate.errors import InvalidValueError
 
 @dataclass(frozen=True)
 class Times:
-    """What an iteration consists of, in seconds; layers from the input to the output.
+    """The parts of an iteration, in seconds; layers from the input to the output.
 
     Attributes:
         forward_s: T_f.

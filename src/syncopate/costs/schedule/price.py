@@ -143,7 +143,7 @@ def _require_ranks(schedule: Schedule, cluster: Cluster) -> None:
 
 
 def _traffic(schedule: Schedule, cluster: Cluster) -> Traffic | None:
-    """Return what is to be played; None where the longest path tells."""
+    """Return the messages to play; None where the longest path gives the price."""
     _require_ranks(schedule, cluster)
     if len(cluster.joining) < 2 or not len(schedule.table):
         return None

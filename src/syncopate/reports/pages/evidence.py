@@ -21,7 +21,7 @@ from syncopate.artifacts.timelines.spans import LANES, Numbers, coded
 
 
 class Price(NamedTuple):
-    """What one message is expected to take on a cluster, by itself.
+    """The expected time of one message alone on a cluster.
 
     Attributes:
         nbytes: that it carries.

@@ -35,7 +35,7 @@ _DEEPEST = 4
 
 @dataclass(frozen=True)
 class Chosen:
-    """What a page shows of a timeline.
+    """The part of a timeline that a page shows.
 
     Attributes:
         iterations: that are shown, ascending.

@@ -26,7 +26,7 @@ _FIRST_ARROW = 1 << 40
 
 
 class Shown(NamedTuple):
-    """What to show of a run.
+    """The parts of a run to show.
 
     Attributes:
         ranks: worker -> its rank in the timeline.

@@ -36,7 +36,7 @@ PATTERNS = tuple(f"{role}*.trace" for role in ROLES)
 
 
 class NodeFile(NamedTuple):
-    """What the file of one node holds.
+    """The content of one node's file.
 
     Attributes:
         path: the file.
@@ -72,7 +72,7 @@ class Key(NamedTuple):
 
 
 class Served(NamedTuple):
-    """What the nodes of a parameter server sent, received and computed, on one clock.
+    """The messages and work of a parameter server's nodes, on one clock.
 
     Attributes:
         run: the job's random name.

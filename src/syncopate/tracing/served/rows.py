@@ -115,12 +115,12 @@ class NodeHeader(Artifact, frozen=True, kw_only=True):
 
     @property
     def stem(self) -> str:
-        """What its file is called."""
+        """The name of its file."""
         return self.role if self.role == SCHEDULER else f"{self.role}-{self.rank}"
 
     @property
     def node(self) -> str:
-        """What analysis calls it: ``"w0"``, ``"s1"`` or ``"scheduler"``."""
+        """Its name in analysis: ``"w0"``, ``"s1"`` or ``"scheduler"``."""
         return self.role if self.role == SCHEDULER else f"{self.role[0]}{self.rank}"
 
 
@@ -158,7 +158,7 @@ class Wired(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What a server computed.
+    """A computation of a server.
 
     Attributes:
         node: the server.

@@ -143,7 +143,7 @@ class Recording:
             hook.remove()
 
     def about(self, rank: int, world_size: int) -> RecordedRank:
-        """Return whose recording it is."""
+        """Return the rank and job of the recording."""
         import torch  # noqa: PLC0415
 
         return RecordedRank(
