@@ -248,7 +248,7 @@ class Counterfactuals:
         ]
 
     def _exceeds(self, rank: int, other: int, part: int, least_s: float) -> bool:
-        """Return whether a rank exceeds another in a part by so much, beyond the standard errors."""
+        """Return whether a rank surely exceeds another in a part, by ``least_s`` at least."""
         more_s = (self._level[rank, :, part] - self._level[other, :, part])[self._counted]
         return bool(more_s.mean() > least_s) and surely_positive(more_s.tolist())
 
