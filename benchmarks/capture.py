@@ -39,7 +39,7 @@ from serving.switched import Servers, served
 from serving.work import LIMITS
 from syncopate import KVStore, distribute, trace
 from syncopate.artifacts.plan import ALLREDUCE, SERVED
-from syncopate.engine.selfplan.safe import carried_by, plan_of_groups
+from syncopate.engine.selfplan.ddp_buckets import carried_by, plan_of_groups
 from syncopate.output import write_output
 from syncopate.paramserver.job import Job
 from syncopate.paramserver.launch import free_port

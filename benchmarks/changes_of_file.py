@@ -35,7 +35,7 @@ from torch.nn.parallel import DistributedDataParallel
 import syncopate
 from syncopate.delay import Delay, LocalSGD
 from syncopate.engine.distribute import distribute
-from syncopate.engine.selfplan.safe import carried_by, safe_plan
+from syncopate.engine.selfplan.ddp_buckets import carried_by, safe_plan
 from syncopate.output import write_output
 from syncopate.paramserver.job import Job
 from syncopate.paramserver.launch import free_port

@@ -27,7 +27,7 @@ from torch._C._distributed_c10d import HashStore
 from torch.nn.parallel import DistributedDataParallel
 
 from syncopate.engine.distribute import distribute
-from syncopate.engine.selfplan.safe import first_plan
+from syncopate.engine.selfplan.ddp_buckets import first_plan
 from syncopate.output import write_output
 from syncopate.units import format_seconds
 

@@ -8,7 +8,8 @@
 Calibration measures a collective alone, from an agreed start; in training one follows another. Each
 algorithm of a reduce-scatter, an all-gather and an all-reduce runs both ways in every round, so
 that a disturbance of the machine hits all of them alike. A sample is the time from a moment agreed
-beforehand (``calibration/starts.py``) until the last rank is done, over the number of collectives
+beforehand (``calibration/synchronised_start.py``) until the last rank is done, over the number of
+collectives
 in a row. What is printed is the median over rounds, over what the bytes need at line rate.
 Algorithms run with their default options; left out are those that the registry calls no use at a
 size, and twins of others.
@@ -33,7 +34,7 @@ from msgspec import structs
 from emulated import hosts
 from emulated.options import explained
 from syncopate.artifacts.artifact import Artifact, Record
-from syncopate.calibration.starts import Starts
+from syncopate.calibration.synchronised_start import SynchronisedStart
 from syncopate.collectives import Communicator
 from syncopate.costs.model.bound import wire_bytes
 from syncopate.errors import ArtifactError
@@ -149,7 +150,7 @@ def rank_main(options: argparse.Namespace) -> None:
     wanted = contenders((mib * MIB for mib in options.mib), options.skip)
     with Communicator() as communicator:
         results = communicator.broadcast_object(resumed(options.json, setting, wanted))
-        starts = Starts(communicator, shared_clock=True)
+        starts = SynchronisedStart(communicator, shared_clock=True)
         keys = {cell.key for cell in wanted}
         warm: set[tuple[str, str, int]] = set()
         for number in range(options.rounds):
@@ -172,7 +173,7 @@ def rank_main(options: argparse.Namespace) -> None:
 
 def both_ways(
     communicator: Communicator,
-    starts: Starts,
+    starts: SynchronisedStart,
     cell: Cell,
     setting: Setting,
     warm: set[tuple[str, str, int]],

@@ -7,7 +7,8 @@
 
 Started plainly it makes a lab (network namespaces, shaped links) and runs itself on every host. The
 ranks measure their network as a calibration does, without curves, and then the sweep. Algorithms
-take turns, and all ranks begin at a moment agreed beforehand (``calibration/starts.py``): a sample
+take turns, and all ranks begin at a moment agreed beforehand
+(``calibration/synchronised_start.py``): a sample
 is the time from that moment until the last rank is done, and the median of them is held against the
 price of the schedule on the measured network (``costs/schedule/execution.py``). Algorithms with
 options run as the price chooses them for the size, and with their defaults, and none at sizes that
@@ -39,12 +40,12 @@ import torch.distributed as dist
 
 from emulated import hosts
 from syncopate.artifacts.cluster import Cluster
-from syncopate.calibration.handling import handling_of
 from syncopate.calibration.links import burst_byte_time, levels_of
+from syncopate.calibration.message_overhead import handling_of
 from syncopate.calibration.network import measure_network
 from syncopate.calibration.samples import PROBES, Sample, probes
 from syncopate.calibration.samples import SIZES as PROBE_SIZES
-from syncopate.calibration.starts import Starts
+from syncopate.calibration.synchronised_start import SynchronisedStart
 from syncopate.collectives import Communicator
 from syncopate.collectives.machine import hosts_of
 from syncopate.costs.model.collective import schedule_cost
@@ -97,7 +98,7 @@ def rank_main(options: argparse.Namespace) -> None:
         where = topology(hosts_of(communicator))
         network = measure_network(communicator, where, budget_s=options.calibration)
         cluster = communicator.broadcast_object(network.cluster)
-        starts = Starts(communicator, shared_clock=True)
+        starts = SynchronisedStart(communicator, shared_clock=True)
         sizes = [size for size in SIZES if size <= options.largest * MIB]
         cells = [cell for nbytes in sizes for cell in contenders(cluster, nbytes)]
         measured = measure(
@@ -118,7 +119,9 @@ def rank_main(options: argparse.Namespace) -> None:
     dist.destroy_process_group()
 
 
-def measure(communicator: Communicator, starts: Starts, cells: Sequence[Sample]) -> list[Sample]:
+def measure(
+    communicator: Communicator, starts: SynchronisedStart, cells: Sequence[Sample]
+) -> list[Sample]:
     """Return the cells with samples; the same on all ranks.
 
     All sizes take turns, large ones more rarely, so that a disturbance of the machine hits all of

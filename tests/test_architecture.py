@@ -235,6 +235,17 @@ def test_a_cycle_is_found(tmp_path):
     assert architecture.cycles(root) == ["costs.a -> costs.b -> costs.c -> costs.a"]
 
 
+def test_a_cycle_for_types_alone_is_found(tmp_path):
+    root = _house(
+        tmp_path,
+        {
+            "costs/a.py": "from house.costs.b import x",
+            "costs/b.py": "if TYPE_CHECKING:\n    from house.costs.a import x",
+        },
+    )
+    assert architecture.cycles(root) == ["costs.a -> costs.b -> costs.a"]
+
+
 def test_long_things_are_found():
     source = "def f(a, b, c, d, *e, f, g, h, i, **j):\n" + "    a = 1\n" * 60 + "x = 1\n" * 440
     assert architecture.size_violations({"m": source}) == [

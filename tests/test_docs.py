@@ -13,7 +13,7 @@ from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.costs.decide.tabulate import decision_table
 from syncopate.planning.planner import make_plan
 from syncopate.reports import bench, decisions, terminal
-from tests.architecture import ROOMS
+from tests.architecture import ARROWS, EFFECTS, PRESENTATION, PURE, ROOMS, VOCABULARY
 from tests.unit import examples
 
 REPOSITORY = Path(__file__).parents[1]
@@ -109,7 +109,27 @@ def test_every_page_is_linked_from_another():
     assert [page.name for page in PAGES if page.parent.name == "docs" and page not in linked] == []
 
 
-def test_the_design_names_every_room():
-    table = (REPOSITORY / "docs" / "design.md").read_text().split("## Rooms")[1].split("###")[0]
-    named = set(re.findall(r"`(\w+)/?`", table))
-    assert sorted(ROOMS - named) == []
+def pictured_layers() -> list[list[str]]:
+    """Return the rooms in the picture of docs/design.md, layer by layer, from above."""
+    picture = (REPOSITORY / "docs" / "design.md").read_text().split("## Rooms")[1].split("```")[1]
+    layers = re.split(r"^ +\.+$", picture, flags=re.MULTILINE)
+    return [re.findall(r"^(?:\w[\w ]*?)? {2,}(\w+) {2,}\S", layer, re.M) for layer in layers]
+
+
+def test_the_picture_of_the_design_has_every_room_once_in_its_layer():
+    layers = pictured_layers()
+    assert [set(layer) for layer in layers] == [PRESENTATION, EFFECTS, PURE, VOCABULARY]
+    assert sum(map(len, layers)) == len(ROOMS)
+
+
+def test_the_picture_of_the_design_has_every_room_above_those_that_it_imports():
+    order = [room for layer in pictured_layers() for room in layer]
+    place = {room: line for line, room in enumerate(order)}
+    upwards = [
+        f"{room} imports {other}, which is above it"
+        for room in order
+        if room not in VOCABULARY
+        for other in ARROWS[room] & ROOMS - {room}
+        if place[other] < place[room]
+    ]
+    assert upwards == []

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from syncopate.calibration.logs.read import read_logs
     from syncopate.collectives.communicator import Communicator
     from syncopate.delay import Delay, LocalSGD
-    from syncopate.engine.distribute import distribute
+    from syncopate.engine.distribute import Distributed, distribute
     from syncopate.engine.exchange.optimizers import declare_optimizer
     from syncopate.errors import (
         ArtifactError,
@@ -68,6 +68,7 @@ __all__ = [
     "CollectiveError",
     "Communicator",
     "Delay",
+    "Distributed",
     "EngineError",
     "InvalidValueError",
     "KVStore",
@@ -117,6 +118,7 @@ _MODULES = {
     "Communicator": "collectives.communicator",
     "Delay": "delay",
     "LocalSGD": "delay",
+    "Distributed": "engine.distribute",
     "distribute": "engine.distribute",
     "declare_optimizer": "engine.exchange.optimizers",
     "ArtifactError": "errors",

@@ -142,7 +142,7 @@ class ParameterServerError(SyncopateError):
     """A parameter server, or the job around it, that cannot go on.
 
     Args:
-        reason: what happened, who did it and what would help.
+        reason: what happened, which rank caused it and what would help.
         workers: the workers held responsible; empty when there are none.
     """
 

@@ -80,7 +80,7 @@ def read_whole(path: str | os.PathLike[str], most_bytes: int = MOST_BYTES) -> by
 
 
 def as_utf8(data: bytes) -> bytes:
-    """Return text without its byte order mark, UTF-16 as UTF-8; what is neither as it is.
+    """Return text without its byte order mark, UTF-16 as UTF-8, and other bytes unchanged.
 
     Example:
         >>> as_utf8("{}".encode("utf-16"))
@@ -134,7 +134,7 @@ class _Unpacked(gzip.GzipFile):
         return b"".join(pieces)
 
     def read1(self, size: int = -1) -> bytes:
-        """Return what is there of what is left, as any file does."""
+        """Return up to ``size`` bytes of the rest, as any file does."""
         return self._checked(super().read1(size))
 
     def close(self) -> None:

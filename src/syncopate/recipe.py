@@ -123,7 +123,7 @@ class Recipe(Record, frozen=True, kw_only=False, omit_defaults=True):
 
     @property
     def key(self) -> Hashable:
-        """What tells recipes apart, channels aside; lists are as good as tuples."""
+        """The key by which recipes differ, without channels; lists equal tuples."""
         what = (self.collective, self.algorithm, self.root)
         if not self.options:
             return what

@@ -30,10 +30,10 @@ _WRITTEN = (
 
 
 class Result(Protocol):
-    """What a class says of itself that :class:`Shown` prints."""
+    """The texts of a class that :class:`Shown` prints."""
 
     def summary(self) -> tuple[str, ...]:
-        """Return what it is, in a line, and what it says beside its rows."""
+        """Return its title, in a line, and its sentences beside the rows."""
 
     def rows(self) -> list[Row]:
         """Return the rows that are printed, as plain values."""

@@ -42,7 +42,7 @@ _PRELOADED = [
     "encodings.idna",
     "pytest",
     "hypothesis.strategies",
-    "syncopate.engine.selfplan.course",
+    "syncopate.engine.selfplan.phases",
     "syncopate.calibration.calibrate",
     "syncopate.paramserver.worker",
     "syncopate.cli.app",

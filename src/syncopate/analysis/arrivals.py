@@ -1,4 +1,4 @@
-"""Arrivals: who comes late to collectives, and how long these take once all ranks are there.
+"""Arrivals: which ranks come late to collectives, and how long these take once all are there.
 
 Of one collective, with each rank's start and end on the clock of the timeline:
 

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncopate.analysis.evidence.pipeline import matched
-from syncopate.analysis.once import once
+from syncopate.analysis.memoized import memoized
 from syncopate.analysis.phases import COMMUNICATION
 from syncopate.analysis.sweep import lengths_s, pieces, runs
 from syncopate.artifacts.plan import ALLREDUCE, EXCHANGES, SERVED, SHARDED
@@ -77,7 +77,7 @@ class Collective:
 
     @property
     def name(self) -> str:
-        """What it carries, such as ``"bucket 3"``."""
+        """Its content, such as ``"bucket 3"``."""
         return self.spans[0].name
 
     @cached_property
@@ -110,7 +110,7 @@ class Collective:
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """What the collectives of one kind reached, in the mean over ranks.
+    """The bandwidth of one kind of collective, the mean over ranks.
 
     Attributes:
         collective: which kind.
@@ -198,7 +198,7 @@ class Collectives(Sequence[Collective]):
             yield Collective(tuple(islice(spans, count)), self.names[kind])
 
 
-@once
+@memoized
 def collectives(timeline: Timeline) -> Collectives:
     """Return every collective of a timeline, in the order in which their last ranks arrived.
 
@@ -237,7 +237,7 @@ def collectives(timeline: Timeline) -> Collectives:
 
 
 def bandwidths(timeline: Timeline) -> tuple[Bandwidth, ...]:
-    """Return what each kind of collective reached."""
+    """Return the bandwidth of each kind of collective."""
     found = collectives(timeline)
     spans, kind = found.spans, found.kinds[found.of]
     code = coded([kind, spans.iteration[found.rows], spans.rank[found.rows]])

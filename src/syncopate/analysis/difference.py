@@ -79,7 +79,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Difference:
-    """What changed from one run to another.
+    """The change of every figure from one run to another.
 
     Attributes:
         changes: of every figure that either run has.
@@ -91,7 +91,7 @@ class Difference:
 
 
 def difference(before: Timeline, after: Timeline) -> Difference:
-    """Return what changed from one run to another.
+    """Return the change of every figure from one run to another.
 
     Raises:
         InvalidValueError: one of them has no iteration with computation.
@@ -204,7 +204,7 @@ def _said(
     by_name: dict[str, Change],
     runs: tuple[Timeline, Timeline],
 ) -> tuple[str, str]:
-    """Return what changed in words, and what is to blame."""
+    """Return the changes in words, and their causes."""
     more = f"{format_seconds(abs(change.more))} {'more' if change.more > 0 else 'less'}"
     if what == COMPUTATION:
         return f"computing takes {change.ratio:.2f}x as long", "the computation"

@@ -1,7 +1,7 @@
 """Exposure: what communication kept each rank from computing, by bucket, and why.
 
 Of one rank, time is *exposed* to communication when at least one push or pull is under way and the
-rank computes nothing, in whatever iteration. Each moment of it is shared equally among the messages
+rank computes nothing, in any iteration. Each moment of it is shared equally among the messages
 under way. The share of a message before its last rank's arrival is waiting for the slowest, the
 share after it is transferring (:mod:`syncopate.analysis.collectives`). Waiting is charged to the
 ranks that have not arrived, in equal parts.
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncopate.analysis.collectives import Collectives, collectives
-from syncopate.analysis.once import once
+from syncopate.analysis.memoized import memoized
 from syncopate.analysis.phases import COMMUNICATION, COMPUTATION, stalling
 from syncopate.analysis.sweep import groups, pieces, runs
 from syncopate.artifacts.timeline import Spans, Timeline
@@ -58,7 +58,7 @@ class Exposure(msgspec.Struct, frozen=True):
 
 
 class MessageExposure(NamedTuple):
-    """What the messages of one name and lane come to, in the mean over ranks and iterations.
+    """The exposed time of the messages of one name and lane, the mean over ranks and iterations.
 
     Attributes:
         lane: ``"push"`` or ``"pull"``.
@@ -146,7 +146,7 @@ class Exposures(Sequence[Exposure]):
         return waited_s
 
     def by_message(self) -> tuple[MessageExposure, ...]:
-        """Return what the messages of each name and lane come to, the longest exposed first."""
+        """Return the exposed time of each name and lane's messages, the longest first."""
         spans = self.spans
         if not len(spans):
             return ()
@@ -259,7 +259,7 @@ class _Free:
         return found
 
 
-@once
+@memoized
 def exposures(timeline: Timeline) -> Exposures:
     """Return the exposure of every rank to every message, by iteration, rank and start."""
     found = collectives(timeline)

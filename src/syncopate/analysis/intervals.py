@@ -20,7 +20,7 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def intersection(one: list[Interval], other: list[Interval]) -> list[Interval]:
-    """Return what two sorted, disjoint lists have in common; touching ends are not common."""
+    """Return the intersection of two sorted, disjoint lists; touching ends do not intersect."""
     common: list[Interval] = []
     i = j = 0
     while i < len(one) and j < len(other):
@@ -35,7 +35,7 @@ def intersection(one: list[Interval], other: list[Interval]) -> list[Interval]:
 
 
 def without(one: list[Interval], other: list[Interval]) -> list[Interval]:
-    """Return what of a sorted, disjoint list is not in another."""
+    """Return one sorted, disjoint list without another."""
     left: list[Interval] = []
     j = 0
     for start, end in one:

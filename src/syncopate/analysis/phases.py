@@ -27,7 +27,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from syncopate.analysis.intervals import Interval
-from syncopate.analysis.once import once
+from syncopate.analysis.memoized import memoized
 from syncopate.analysis.sweep import lengths_s, pieces
 from syncopate.artifacts.timeline import PAUSES, Span, Spans, Timeline
 from syncopate.artifacts.timelines.spans import Mask, coded
@@ -88,7 +88,7 @@ class Phases:
         return self.overlapped_s / both if both > 0 else 0.0
 
 
-@once
+@memoized
 def phases(timeline: Timeline) -> tuple[Phases, ...]:
     """Return the phases of every rank in every iteration, by iteration, then rank."""
     found = (

@@ -97,7 +97,7 @@ def stragglers(timeline: Timeline) -> tuple[Straggler, ...]:
 def own_times(
     work: Iterable[Work], messages: Collectives, numbers: Sequence[int]
 ) -> dict[int, dict[str, float]]:
-    """Return what each rank spends on each cause in an iteration, in seconds.
+    """Return each rank's seconds in an iteration for each cause.
 
     Args:
         work: of all ranks.

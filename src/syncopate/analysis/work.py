@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from syncopate.analysis import sweep
 from syncopate.analysis.intervals import Interval, common_s, length_s, near, union, without
-from syncopate.analysis.once import once
+from syncopate.analysis.memoized import memoized
 from syncopate.analysis.phases import COMMUNICATION, COMPUTATION, stalled, stalling
 from syncopate.artifacts.timeline import PAUSES, Span, Timeline
 from syncopate.artifacts.timelines.spans import LANES, Numbers, Spans, Times, coded
@@ -62,7 +62,7 @@ class Work:
         return self.paused_s.get(INPUT, 0.0)
 
 
-@once
+@memoized
 def works(timeline: Timeline) -> tuple[Work, ...]:
     """Return the work of every rank in every iteration that it computed in, by iteration, rank."""
     spans = timeline.kept

@@ -64,7 +64,7 @@ class _Bucket(NamedTuple):
 
 
 def recorded_workload(timeline: Timeline) -> Workload:
-    """Return what a training computes and sends in an iteration.
+    """Return the workload of a recorded training.
 
     Args:
         timeline: of a data-parallel training, recorded or simulated.
@@ -102,7 +102,7 @@ def recorded_workload(timeline: Timeline) -> Workload:
 
 
 def assumed(timeline: Timeline) -> str:
-    """Return what a workload of a recording takes for granted, in words."""
+    """Return the assumptions of a recording's workload, in words."""
     counted = set(steady([work.iteration for work in works(timeline)]))
     single = _seen(timeline, _buckets(timeline.columns, counted))
     sizes = (
@@ -118,7 +118,7 @@ def assumed(timeline: Timeline) -> str:
 
 
 def recorded_iteration_s(timeline: Timeline) -> float | None:
-    """Return what an iteration took, the median from one's end to the next's; None of only one."""
+    """Return the median time from one iteration's end to the next's; None for a single one."""
     ends_s = sorted(last_end_s(works(timeline)).items())
     lasts_s = [
         after_s - before_s
@@ -142,7 +142,7 @@ def _usual_s(found: Sequence[Work], lane: str) -> float:
 
 
 def _update_s(timeline: Timeline, found: Sequence[Work]) -> float:
-    """Return what a whole update takes: where ranks share it, that of all ranks together."""
+    """Return the time of a whole update: of all ranks together, where they share it."""
     if timeline.metadata.get(EXCHANGE) not in _SHARING:
         return _usual_s(found, "update")
     ranks = {work.rank for work in found}

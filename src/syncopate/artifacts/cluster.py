@@ -100,7 +100,7 @@ class CurvePoint(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class CollectiveCurve(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """What one algorithm of one collective cost on this cluster.
+    """The measured times of one algorithm of one collective on this cluster.
 
     The points and the order hold what is needed to run what was measured: the schedule is that of
     the registry's algorithm with the point's options and this order.
@@ -144,7 +144,7 @@ STAGED_BYTES = 64 * KIB
 
 
 class Handling(Record, frozen=True, kw_only=True):
-    """What messages cost besides the wire: the work of processors, as calibration measured it.
+    """The work of processors for messages, besides the wire, as calibration measured it.
 
     Ranks that share processors get in each other's way. So figures are of moments at which every
     rank has a message to send and one to receive, unless said otherwise; a round with fewer
@@ -240,7 +240,7 @@ class Cluster(Shown, Artifact, frozen=True, kw_only=True):
         probes: raw link probes; empty for a cluster written by hand.
         interference: what overlap costs here.
         warnings: what calibration found wrong, a sentence each: a slow host, say.
-        metadata: versions, hardware, date: whatever makes the figures reproducible.
+        metadata: versions, hardware, date: all that makes the figures reproducible.
     """
 
     KIND: ClassVar[str] = "cluster"

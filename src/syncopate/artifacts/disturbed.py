@@ -22,7 +22,7 @@ _GRACE_S = 5.0
 
 
 def disturbed(cluster: Cluster) -> tuple[str, ...]:
-    """Return what speaks against a cluster's figures, a sentence each; none where nothing does."""
+    """Return the doubts about a cluster's figures, a sentence each."""
     if BUDGET not in cluster.metadata:  # not of our calibration
         return ()
     return (*_overrun(cluster), *_few_sizes(cluster))

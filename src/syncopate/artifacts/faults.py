@@ -14,7 +14,7 @@ _NAMED = re.compile(r"(\w+) is ")
 
 
 def at_fault(raw: dict[str, Any], error: msgspec.ValidationError) -> tuple[str, str]:
-    """Return what is wrong with a document, and the field: ``$.levels[1].size``.
+    """Return a document's error, and the field: ``$.levels[1].size``.
 
     Args:
         raw: the document.
@@ -29,7 +29,7 @@ def at_fault(raw: dict[str, Any], error: msgspec.ValidationError) -> tuple[str, 
 
 
 def _found(raw: Any, field: str) -> Any:
-    """Return what stands at a field; None where there is nothing."""
+    """Return the value of a field, or None."""
     for name, index in _STEP.findall(field):
         if name:
             raw = raw.get(name) if isinstance(raw, dict) else None

@@ -32,7 +32,7 @@ RDMA = "rdma"
 
 
 class Assumed(NamedTuple):
-    """What overlap is taken to cost, and the sentence that says why."""
+    """The assumed cost of overlap, and its source in a sentence."""
 
     interference: Interference
     source: str

@@ -156,7 +156,7 @@ def exchange_of(buckets: Sequence[Bucket], among: Iterable[str] = EXCHANGES) -> 
 
 
 def _carriers(kind: ExchangeKind) -> set[tuple[str, str]]:
-    """Return what may push and pull a bucket of an exchange."""
+    """Return the collectives that may push and pull a bucket of an exchange."""
     carriers = {(kind.push, kind.pull)}
     return carriers | {(kind.replicated, "")} if kind.replicated else carriers
 
@@ -181,7 +181,7 @@ def pulled_in(pull_order: Sequence[int], count: int) -> tuple[int, ...]:
 
 
 class Prediction(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """What a plan is expected to cost in one iteration.
+    """The predicted times of a plan in one iteration.
 
     Attributes:
         iteration_s: the whole iteration, start of forward to start of the next, in the mean over
@@ -221,7 +221,7 @@ class Prediction(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Plan(Shown, Artifact, frozen=True, kw_only=True):
-    """What to communicate when; see the module.
+    """A plan; see the module.
 
     Attributes:
         model: the workload's name, for reports.
@@ -300,7 +300,7 @@ class Plan(Shown, Artifact, frozen=True, kw_only=True):
             self._require_served()
 
     def summary(self) -> tuple[str, ...]:
-        """Return what is planned for what, and what it is expected to take."""
+        """Return the plan's model, cluster and prediction in words."""
         buckets = format_count(len(self.buckets), "bucket")
         title = (
             f"{self.model} on {self.world_size} ranks: {self.exchange}, {buckets} ({self.policy})"
@@ -355,7 +355,7 @@ class Plan(Shown, Artifact, frozen=True, kw_only=True):
         return replace(new, reason="")
 
     def _require_served(self) -> None:
-        """Refuse what servers, to whom each tensor goes as it is, know nothing of."""
+        """Refuse options that servers do not have, which get each tensor as it is."""
         told = {repr(one.options) for bucket in self.buckets for _, one in bucket.recipes}
         named = {one.algorithm for bucket in self.buckets for _, one in bucket.recipes}
         parts = any(bucket.elements is not None for bucket in self.buckets)
@@ -424,7 +424,7 @@ class Plan(Shown, Artifact, frozen=True, kw_only=True):
                 raise InvalidValueError(f"root of the {phase} of bucket {index}", recipe.root, rule)
         roots = {recipe.root for _, recipe in bucket.recipes}
         if len(roots) > 1:
-            rule = "the same for push and pull: who has the sum is who updates"
+            rule = "the same for push and pull: the rank that has the sum updates"
             raise InvalidValueError(f"roots of bucket {index}", sorted(roots), rule)
 
     def require_fit(self, tensors: Iterable[tuple[str, int, str]], world_size: int) -> None:

@@ -84,7 +84,7 @@ class Group(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def key(self) -> tuple[str, int, int]:
-        """What tells it from other groups: its name, its first rank, how many it has."""
+        """The key of a group: its name, its first rank, its size."""
         return self.name, self.ranks[0] if self.ranks else -1, len(self.ranks)
 
 
@@ -167,7 +167,7 @@ class Timeline(Shown, Artifact, frozen=True, kw_only=True, dict=True):
         return self.world_size - (columns.left_out if isinstance(columns, SharedSpans) else 0)
 
     def summary(self) -> tuple[str, ...]:
-        """Return whose time it is, and how much of it."""
+        """Return the timeline's name, its ranks and its length."""
         iterations = format_count(len(np.unique(self.kept.iteration)), "iteration")
         ranks = format_count(self.world_size, "rank")
         lasts = format_seconds(self.duration_s)
@@ -315,7 +315,7 @@ _OPENS = re.compile(rb'"spans"\s*:\s*\[')
 
 
 def _in_pieces(file: IO[bytes]) -> tuple[_Document, Spans]:
-    """Return what a file holds without most of its spans, and all of them.
+    """Return the fields of a file without most of its spans, and all spans.
 
     [Note: a file in pieces]
 

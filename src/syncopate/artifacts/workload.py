@@ -91,7 +91,7 @@ class Workload(Shown, Artifact, frozen=True, kw_only=True):
             as elements of a float32 sum; None where it was not measured, and then nothing that
             travels beside gradients is counted.
         metadata: device, batch, versions, clock, how many ranks were profiled at once, in all and
-            on a host: whatever makes the figures reproducible.
+            on a host: all that makes the figures reproducible.
     """
 
     KIND: ClassVar[str] = "workload"
@@ -164,7 +164,7 @@ class Workload(Shown, Artifact, frozen=True, kw_only=True):
         ]
 
     def interference_on(self, cluster: Cluster) -> Interference:
-        """Return what overlap costs this model on ``cluster``."""
+        """Return the cost of overlap for this model on ``cluster``."""
         return cluster.interference if self.interference is None else self.interference
 
     def beside_nbytes(self, world_size: int) -> int:
@@ -185,7 +185,7 @@ class Workload(Shown, Artifact, frozen=True, kw_only=True):
     def ready_s(self) -> tuple[float, ...]:
         """Ready time of each gradient, counted from the start of the forward pass.
 
-        A gradient that is ready as backward ends is so to the last bit, in whatever order the same
+        A gradient that is ready as backward ends is so to the last bit, in any order the same
         times were added: where overlap stalls computation, an ulp of backward that is left would
         cost the whole collective.
         """
@@ -254,7 +254,7 @@ class Workload(Shown, Artifact, frozen=True, kw_only=True):
 def flag_count(parameters: int, world_size: int) -> int:
     """Return how many numbers ranks tell each other in a backward, buffers not counted.
 
-    One for each parameter, two for each rank, and one for all (:mod:`syncopate.engine.tail`).
+    One for each parameter, two for each rank, and one for all (:mod:`syncopate.engine.trailer`).
     """
     return parameters + 2 * world_size + 1
 

@@ -35,7 +35,7 @@ Run = Callable[[torch.Tensor], None]
 
 
 class Call(NamedTuple):
-    """What a contender runs at one size.
+    """The call of a contender at one size.
 
     Attributes:
         run: the collective.

@@ -60,7 +60,7 @@ def _value(text: str) -> Option:
 
 @dataclass(frozen=True)
 class Sweep:
-    """What to measure.
+    """The collective, sizes and conditions of a benchmark.
 
     Attributes:
         collective: such as ``"all_reduce"``.

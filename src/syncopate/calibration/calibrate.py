@@ -162,7 +162,7 @@ def _measure(communicator: Communicator, effort: _Effort, progress: Progress | N
 
 
 def _located(communicator: Communicator, effort: _Effort, progress: Progress) -> Topology:
-    """Return which rank sits where: as the file of racks says, or as it is found out."""
+    """Return the place of every rank: by the file of racks, or as measured."""
     hosts, budget_s = hosts_of(communicator), effort.budget_s * DISCOVERY_SHARE
     if effort.racks is None:
         return discover(communicator, hosts, budget_s, progress)

@@ -214,7 +214,7 @@ def measure_curves(
         collective: such as ``"all_reduce"``.
         options: the algorithms to measure, and at every size, a multiple of 4, their options.
         expected: their prices, see [Note: what is measured].
-        budget_s: about how long to take; the first few sizes are measured whatever they cost.
+        budget_s: about how long to take; the first few sizes are always measured.
         shared_clock: whether all ranks read one clock, see [Note: what one sample is].
         progress: called before every size.
 

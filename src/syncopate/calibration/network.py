@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from syncopate.calibration.handling import handling_of
+from syncopate.calibration.message_overhead import handling_of
 from syncopate.calibration.probing import Network, probed
 from syncopate.collectives.communicator import Communicator
 from syncopate.output import Progress

@@ -10,8 +10,8 @@ import torch
 
 from syncopate.artifacts.cluster import Cluster
 from syncopate.calibration.samples import Sample, probes
-from syncopate.calibration.starts import Starts
 from syncopate.calibration.stopwatch import Stopwatch
+from syncopate.calibration.synchronised_start import SynchronisedStart
 from syncopate.collectives.communicator import Communicator
 from syncopate.collectives.machine import device_of
 from syncopate.output import Progress
@@ -61,7 +61,7 @@ class _Bench:
     ) -> None:
         self._communicator = communicator
         self._watch = Stopwatch(progress)
-        self._starts = Starts(communicator, shared_clock=len(set(cluster.hosts)) == 1)
+        self._starts = SynchronisedStart(communicator, shared_clock=len(set(cluster.hosts)) == 1)
         self._probes = probes(cluster)
         # One each, as gradients have: so none finds its own data in a processor's cache.
         device = device_of(communicator)

@@ -21,7 +21,7 @@ _DISCOVERY_SHARE = 0.375
 
 
 class Network(NamedTuple):
-    """What was measured.
+    """The measured links.
 
     Attributes:
         cluster: levels, γ and raw link probes; no curves.

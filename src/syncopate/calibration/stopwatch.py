@@ -1,8 +1,7 @@
 """Stopwatch: how long measuring took, without what passes inside its reports.
 
-Self-planning measures beside a training, and pauses where measuring reports its progress
-(:mod:`syncopate.engine.selfplan.portions`), for many steps at times. A budget speaks of measuring
-alone.
+Self-planning measures beside a training, and pauses where measuring reports its progress, for many
+steps at times (:mod:`syncopate.engine.selfplan.time_slices`). A budget is for measuring alone.
 """
 
 from __future__ import annotations

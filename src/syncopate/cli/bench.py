@@ -190,7 +190,7 @@ def _measure(
     from syncopate.calibration.calibrate import calibrate
     from syncopate.schedules.registry import AUTO
 
-    # Rank 0's, whatever lies on the other hosts; and checked by all of them alike.
+    # Rank 0's, not those of other hosts; all ranks check them alike.
     cluster: Cluster | None = communicator.broadcast_object(known)
     if cluster is None and AUTO in sweep.algorithms:
         cluster = calibrate(communicator, collectives=(sweep.collective,), progress=progress)

@@ -45,7 +45,7 @@ TIMELINES = (TIMELINE, WORKLOAD, PERFETTO, *OF_RANKS)
 
 
 class Beside(NamedTuple):
-    """What the options say beside logs of other tools.
+    """The options for logs of other tools.
 
     Attributes:
         latency: between hosts, as text; None: as the logs tell.
@@ -77,7 +77,7 @@ def beside_logs(
 
 
 class Tuner(NamedTuple):
-    """What the options say of rules for NCCL.
+    """The options for NCCL's rules.
 
     Attributes:
         protocol: for every size; None: by size.

@@ -178,7 +178,7 @@ def down(
         str | None, typer.Argument(metavar="[LAB]", help="Which one, when several stand.")
     ] = None,
 ) -> None:
-    """Take down a standing lab, and end whatever still runs in it.
+    """Take down a standing lab, and end all that still runs in it.
 
     For example:
 

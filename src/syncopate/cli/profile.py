@@ -36,7 +36,7 @@ _LAYERS = 5
 
 
 class Absent(NamedTuple):
-    """What the options say of a device that is not at hand.
+    """The options for a device that is not at hand.
 
     Attributes:
         on: its name; None: not named.
@@ -107,7 +107,7 @@ def absent_device(
 
 
 class Here(NamedTuple):
-    """What the options say of a measurement on this machine.
+    """The options for a measurement on this machine.
 
     Attributes:
         iterations: that are measured.
@@ -241,7 +241,7 @@ def _profile(
         except SyncopateError:
             raise
         except Exception as error:
-            # Whatever the model raises; what it is told by is the model's to say.
+            # The model may raise any error.
             raise CalibrationError(f"profiling {builder} raised {story(error)}") from error
 
 

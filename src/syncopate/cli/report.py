@@ -18,7 +18,7 @@ from syncopate.errors import InvalidValueError
 
 
 class Known(NamedTuple):
-    """What is known beside a run.
+    """The files beside a run: workload, cluster and plan.
 
     Attributes:
         workload: what it trained.

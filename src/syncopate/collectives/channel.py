@@ -9,7 +9,7 @@ A program may end while its last collective is still under way, as the weights o
 The other ranks need this one's part in it; and a thread that comes back from C++ while the
 interpreter ends is ended by it in the midst of C++, which aborts the process. So the interpreter
 waits for what was submitted, and a moment longer: Gloo's own thread lets go of the tensors after
-it has said that it is done. Whatever a lost rank never answers, the failure detector ends.
+it has said that it is done. The failure detector ends what a lost rank never answers.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ works out every decision (:mod:`syncopate.costs.decide.decisions`) for all of th
 rounding on another processor can make them differ. From then on a choice is a look-up, without
 communication.
 
-[Note: prices are loaded late] Only who asks for ``"auto"`` needs prices, and with them most of the
+[Note: prices are loaded late] Only ``"auto"`` needs prices, and with them most of the
 pure rooms. So they are loaded by the first communicator that is given a cluster.
 """
 
@@ -15,19 +15,19 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from msgspec.structs import replace
 
 from syncopate.artifacts.cluster import Cluster
 from syncopate.collectives.health.blame import name_ranks
+from syncopate.collectives.health.detector import FailureDetector
 from syncopate.errors import CollectiveError, InvalidValueError, SyncopateError, UnknownNameError
 from syncopate.recipe import Recipe
 from syncopate.schedules.registry import AUTO, collectives
 
 if TYPE_CHECKING:
-    from syncopate.collectives.communicator import Communicator
     from syncopate.costs.decide.decisions import Decision
 
 Tables = Mapping[str, Sequence["Decision"]]
@@ -37,6 +37,28 @@ _KEPT = 4096
 """Sizes remembered; a program with more of them is looked up anew now and then."""
 
 _DIGEST_BYTES = 32
+
+
+class Ranks(Protocol):
+    """What an agreement needs of a communicator."""
+
+    @property
+    def rank(self) -> int:
+        """This process's rank."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+
+    @property
+    def detector(self) -> FailureDetector | None:
+        """Names slow links; None for a rank alone."""
+
+    def broadcast_object(self, obj: Any) -> Any:
+        """Return rank 0's object on every rank."""
+
+    def all_gather(self, tensor: torch.Tensor, *, algorithm: str) -> object:
+        """Gather every rank's shard of ``tensor`` in place."""
 
 
 class Choices:
@@ -74,7 +96,7 @@ class Choices:
         return known
 
 
-def agree(communicator: Communicator, cluster: Cluster, device: torch.device) -> Choices:
+def agree(communicator: Ranks, cluster: Cluster, device: torch.device) -> Choices:
     """Return the choices for ``cluster``; every rank calls it. See [Note: one choice on all ranks].
 
     Args:
@@ -113,7 +135,7 @@ def agree(communicator: Communicator, cluster: Cluster, device: torch.device) ->
     return Choices(answer)
 
 
-def _require_same(communicator: Communicator, digest: bytes, device: torch.device) -> None:
+def _require_same(communicator: Ranks, digest: bytes, device: torch.device) -> None:
     size, rank = communicator.world_size, communicator.rank
     rows = torch.zeros(size, _DIGEST_BYTES, dtype=torch.uint8)
     rows[rank] = torch.frombuffer(bytearray(digest), dtype=torch.uint8)

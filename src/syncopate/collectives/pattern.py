@@ -2,7 +2,7 @@
 
 Every rank contributes small integers that differ between ranks and between neighbouring elements.
 They and their sums over all ranks are exact in the element type, so a result is right when it is
-equal, whatever the order of addition.
+equal, in any order of addition.
 """
 
 from __future__ import annotations

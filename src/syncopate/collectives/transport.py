@@ -234,7 +234,7 @@ def part_of_the_job(
     """Return a process group over ``ranks`` of the job, put together here.
 
     It is named by its ranks and by how many groups these have had among themselves: they make their
-    groups in the same order, whatever other groups each of them makes besides.
+    groups in the same order, and may make other groups besides.
 
     Args:
         ranks: this rank among them; the group counts them in this order.

@@ -16,7 +16,7 @@ from syncopate.units import format_rate
 
 
 class Validated(NamedTuple):
-    """What was validated, and what came of it.
+    """A validated kind of prediction, and its errors.
 
     Attributes:
         kind: ``"gpu"`` or ``"lab"``.

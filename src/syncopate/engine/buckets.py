@@ -3,7 +3,7 @@
 A bucket has one flat buffer per dtype. A gradient that autograd has just made is copied into its
 place there when the bucket is launched, and from then on ``parameter.grad`` *is* that place: the
 average arrives where the optimizer reads it, and nothing is copied back. A gradient that
-accumulates, because nobody set it to None, accumulates in place and is not even copied in.
+accumulates, because it was not set to None, accumulates in place and is not even copied in.
 
 [Note: Views are installed at launch, not before backward]
 Installing zeroed views before backward would save the copy, but autograd would then read, add and
@@ -78,11 +78,11 @@ class Message:
         push: how gradients travel.
         pull: how weights come back; None where every rank updates them.
         start: its first element in the flat buffer.
-        stop: one past its last, the tail not counted.
-        wire: what is pushed, a tail included, real elements.
+        stop: one past its last, the trailer not counted.
+        wire: what is pushed, a trailer included, real elements.
         gradients: the part of it that holds gradients.
         bounds: where each rank's shard begins, and at the end the number of elements; None where
-            nobody shards it. From :attr:`start`.
+            it is not sharded. From :attr:`start`.
     """
 
     bucket: int
@@ -96,7 +96,7 @@ class Message:
 
 
 class FlatBuffer:
-    """The gradients of one dtype of one bucket, end to end, and a tail for whatever rides along.
+    """The gradients of one dtype of one bucket, end to end, and a trailer.
 
     Attributes:
         trainables: whose gradients, in the order of the bucket.
@@ -104,7 +104,7 @@ class FlatBuffer:
         views: per parameter its place, with the parameter's shape and, where dense, its strides.
         grads: per parameter what ``parameter.grad`` becomes: its place, or what stands for it.
         gradients: the part of the buffer that holds gradients.
-        tail: the part behind them; what travels there is not averaged. Real elements.
+        trailer: the part behind them; what travels there is not averaged. Real elements.
         wire: the whole buffer as the collective sees it, real elements.
         nbytes: bytes of ``wire``.
         wire_dtype: what gradients travel as, ``wire``'s own dtype or a narrower one.
@@ -115,7 +115,7 @@ class FlatBuffer:
     def __init__(
         self,
         trainables: Sequence[Trainable],
-        tail_elements: int = 0,
+        trailer_elements: int = 0,
         wire_dtype: str = "",
         cuts: Sequence[int] = (),
     ) -> None:
@@ -124,7 +124,7 @@ class FlatBuffer:
         self.parameters = parameters = [trainable.parameter for trainable in trainables]
         numel = sum(parameter.numel() for parameter in parameters)
         flat = torch.zeros(
-            numel + tail_elements, dtype=parameters[0].dtype, device=parameters[0].device
+            numel + trailer_elements, dtype=parameters[0].dtype, device=parameters[0].device
         )
         self.views: list[Tensor] = []
         offset = 0
@@ -132,7 +132,7 @@ class FlatBuffer:
             self.views.append(view_like(parameter, flat, offset))
             offset += parameter.numel()
         self.gradients = flat[:numel]
-        self.tail = _real(flat[numel:])
+        self.trailer = _real(flat[numel:])
         self.wire = _real(flat)
         self.nbytes = self.wire.nbytes
         self.messages: tuple[Message, ...] = ()
@@ -145,7 +145,7 @@ class FlatBuffer:
         self.grads = [view.detach() for view in self.views]
 
     def offsets(self) -> Iterator[tuple[Trainable, int]]:
-        """Yield whose gradients lie here, each with its first element."""
+        """Yield the parameters whose gradients lie here, each with its first element."""
         offset = 0
         for trainable in self.trainables:
             yield trainable, offset
@@ -157,7 +157,7 @@ class FlatBuffer:
         return self.messages[0].pull is None
 
     def travel(self, recipes: Sequence[tuple[int, Recipe, Recipe | None]]) -> None:
-        """Let it travel as so many messages as it has cuts, and one more.
+        """Divide it into messages at its cuts.
 
         Args:
             recipes: of each message the bucket in the plan, how it is pushed, and how pulled.
@@ -172,7 +172,7 @@ class FlatBuffer:
         self.messages = tuple(found)
 
     def gathering(self) -> list[Callable[[], None]]:
-        """Return what brings every gradient into its place; nothing where all are there.
+        """Return the functions that copy gradients into their places; none where all are there.
 
         It is one call for each message, in their order, on any thread. The last one makes
         ``parameter.grad`` that place. A parameter without a gradient contributes zeros and keeps
@@ -206,7 +206,7 @@ class FlatBuffer:
 
         def hand_out() -> None:
             for parameter, _, gradient, grad in fresh:
-                if parameter.grad is gradient:  # else a backward raised, and somebody zeroed it
+                if parameter.grad is gradient:  # else a backward raised, and it was zeroed
                     parameter.grad = grad
 
         *before, last = [partial(_gather, *tensors) for tensors in self._cut(*gathered)]
@@ -215,7 +215,7 @@ class FlatBuffer:
     def _cut(
         self, absent: list[Tensor], views: list[Tensor], gradients: list[Tensor]
     ) -> list[tuple[list[Tensor], ...]]:
-        """Return what of these tensors belongs to each message."""
+        """Return the part of these tensors that belongs to each message."""
         tensors = (absent, views, gradients)
         ranges = list(pairwise(self._stops))
         if len(ranges) == 1:
@@ -262,7 +262,7 @@ class BucketBuffers:
         self,
         index: int,
         trainables: Sequence[Trainable],
-        tail_elements: int,
+        trailer_elements: int,
         *,
         cuts: Sequence[int] = (),
         wire_dtype: str = "",
@@ -275,30 +275,30 @@ class BucketBuffers:
             key = (trainable.parameter.dtype, place(trainable).apart)
             together.setdefault(key, []).append(trainable)
         groups = list(together.values())
-        tails = [0] * (len(groups) - 1) + [tail_elements]
+        trailers = [0] * (len(groups) - 1) + [trailer_elements]
         self.parts = tuple(
-            FlatBuffer(group, tail, wire_dtype, cuts)
-            for group, tail in zip(groups, tails, strict=True)
+            FlatBuffer(group, trailer, wire_dtype, cuts)
+            for group, trailer in zip(groups, trailers, strict=True)
         )
 
     @property
     def nbytes(self) -> int:
-        """Bytes on the wire when they are pushed, the tail included."""
+        """Bytes on the wire when they are pushed, the trailer included."""
         return sum(part.pushed_nbytes for part in self.parts)
 
 
 def build_buckets(
     plan: Plan,
     trainables: Sequence[Trainable],
-    tail_elements: int,
+    trailer_elements: int,
     place: Callable[[Trainable], Place] = _anywhere,
 ) -> tuple[BucketBuffers, ...]:
-    """Allocate every bucket of ``plan``; the last one gets the tail.
+    """Allocate every bucket of ``plan``; the last one gets the trailer.
 
     Args:
         plan: fits the parameters (``Plan.require_fit``).
         trainables: every parameter whose gradient is exchanged.
-        tail_elements: elements behind the gradients of the last bucket's last flat buffer.
+        trailer_elements: elements behind the gradients of the last bucket's last flat buffer.
         place: returns where in its bucket a parameter's gradient lies.
     """
     by_name = {trainable.name: trainable for trainable in trainables}
@@ -309,7 +309,7 @@ def build_buckets(
         bucket = BucketBuffers(
             index,
             [by_name[name] for name in planned[0].tensors],
-            tail_elements if index == len(groups) - 1 else 0,
+            trailer_elements if index == len(groups) - 1 else 0,
             cuts=[one.elements[0] for one in planned[1:] if one.elements is not None],
             wire_dtype=plan.wire_dtype,
             place=place,

@@ -1,4 +1,4 @@
-"""Checkpoint: the state of a training as one process would have it, whatever the exchange.
+"""Checkpoint: the state of a training as one process would have it, under every exchange.
 
 Where ranks own parts of parameters, an optimizer holds the state of this rank's parts alone. What
 it would give away then is no state that could be loaded, so that ``optimizer.state_dict()``
@@ -17,20 +17,39 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from syncopate.engine.exchange.seen.state import own
+from syncopate.delay import Delay, LocalSGD
+from syncopate.engine.exchange.proxies.state import own
+from syncopate.engine.exchange.update.optimizer_state import OwnedState
 from syncopate.errors import EngineError, InvalidValueError
 
-if TYPE_CHECKING:
-    from syncopate.engine.engine import Engine
-    from syncopate.engine.exchange.update.optimizer_state import OwnedState
 
-_trained_by: weakref.WeakKeyDictionary[Optimizer, list[weakref.ref[Engine]]] = (
+class Exchanging(Protocol):
+    """What an engine exchanges by."""
+
+    @property
+    def state(self) -> OwnedState | None:
+        """The optimizers' state, where ranks own parts of it; None where every rank has it all."""
+
+
+class Training(Protocol):
+    """An engine, as far as checkpoints need it."""
+
+    @property
+    def exchange(self) -> Exchanging | None:
+        """The exchange that executes the plan; None before the first."""
+
+    @property
+    def delay(self) -> Delay | LocalSGD | None:
+        """What it trains with; None for synchronous training."""
+
+
+_trained_by: weakref.WeakKeyDictionary[Optimizer, list[weakref.ref[Training]]] = (
     weakref.WeakKeyDictionary()
 )
 """Optimizer -> the engines of the models that it trains, in the order of their making."""
@@ -39,7 +58,7 @@ _Copies = dict[tuple[Any, ...], Tensor]
 """Where a tensor is in memory, and how -> its copy."""
 
 
-def watch(optimizer: Optimizer, engine: Engine) -> list[RemovableHandle]:
+def watch(optimizer: Optimizer, engine: Training) -> list[RemovableHandle]:
     """Let ``optimizer`` save and load whole state only; return the hooks that see to it.
 
     What it is loaded from stays the script's alone.
@@ -130,7 +149,7 @@ def _states(optimizer: Optimizer) -> list[OwnedState]:
     return [state for state in states if state is not None]
 
 
-def counts(optimizer: Optimizer, engine: Engine) -> bool:
+def counts(optimizer: Optimizer, engine: Training) -> bool:
     """Whether ``engine`` is the one that counts the steps of ``optimizer`` under a delay.
 
     Of several whose models it trains that is the first.
@@ -140,8 +159,8 @@ def counts(optimizer: Optimizer, engine: Engine) -> bool:
     return delayed[:1] == [engine]
 
 
-def forget(engine: Engine) -> None:
-    """Note that ``engine`` is at work no more."""
+def forget(engine: Training) -> None:
+    """Forget ``engine``, which has been detached."""
     for engines in _trained_by.values():
         engines[:] = [known for known in engines if known() is not engine]
 
@@ -167,7 +186,7 @@ def _cut(optimizer: Optimizer) -> None:
 
 
 def copied(value: Any, copies: _Copies | None = None) -> Any:
-    """Return a copy in the CPU's memory; what stands in several places is copied once."""
+    """Return a copy in the CPU's memory; a tensor in several places is copied once."""
     copies = {} if copies is None else copies
     if isinstance(value, Tensor):
         key = (value.data_ptr(), value.dtype, value.shape, value.stride())

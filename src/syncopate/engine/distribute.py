@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterable, Sequence
-from typing import Any, TypedDict, TypeVar, Unpack, overload
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypedDict, TypeVar, Unpack, overload, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -31,7 +32,36 @@ from syncopate.engine.selfplan.start import start
 from syncopate.engine.selfplan.wishes import Asked, Wishes
 from syncopate.tracing.capture import current
 
+_Model = TypeVar("_Model", bound=nn.Module)
 _Optimizers = TypeVar("_Optimizers", bound=torch.optim.Optimizer | Sequence[torch.optim.Optimizer])
+
+
+@runtime_checkable
+class Distributed(Protocol):
+    """A model that :func:`distribute` returned.
+
+    A distributed model keeps its own type, and ``isinstance`` tells a type checker what it has
+    besides.
+
+    Example:
+        >>> assert isinstance(model, Distributed)  # doctest: +SKIP
+        >>> model.syncopate.plan  # doctest: +SKIP
+    """
+
+    @property
+    def syncopate(self) -> Engine:
+        """What exchanges the gradients: the plan, the record, checkpoints."""
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Return a block whose forwards' gradients accumulate on this rank, as under DDP."""
+
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> AbstractContextManager[None]:
+        """Return a block in which ranks may run out of inputs, as under DDP."""
 
 
 class _Options(TypedDict, total=False):
@@ -51,13 +81,13 @@ class _Options(TypedDict, total=False):
 
 
 @overload
-def distribute(model: nn.Module, optimizer: None = None, **options: Unpack[_Options]) -> Any: ...
+def distribute(model: _Model, optimizer: None = None, **options: Unpack[_Options]) -> _Model: ...
 
 
 @overload
 def distribute(
-    model: nn.Module, optimizer: _Optimizers, **options: Unpack[_Options]
-) -> tuple[Any, _Optimizers]: ...
+    model: _Model, optimizer: _Optimizers, **options: Unpack[_Options]
+) -> tuple[_Model, _Optimizers]: ...
 
 
 def distribute(
@@ -78,10 +108,11 @@ def distribute(
 ) -> Any:
     """Train ``model`` data-parallel: the call that stands where DistributedDataParallel stood.
 
-    The model stays the same object and gets ``no_sync()``, ``join()`` and ``syncopate``, its
-    :class:`~syncopate.engine.engine.Engine`. Parameters and buffers become rank 0's. Every backward
-    ends with gradients averaged over the ranks: views of communication buffers, so copy one that is
-    to survive the next. Every training forward outside ``no_sync`` begins with rank 0's buffers.
+    The model stays the same object, keeps its type, and gets ``no_sync()``, ``join()`` and
+    ``syncopate``, its :class:`~syncopate.engine.engine.Engine` (:class:`Distributed`). Parameters
+    and buffers become rank 0's. Every backward ends with gradients averaged over the ranks: views
+    of communication buffers, so copy one that is to survive the next. Every training forward
+    outside ``no_sync`` begins with rank 0's buffers.
 
     Without a plan, training measures itself on the way and settles on the fastest of several plans,
     which the next run starts with. It logs what it does.

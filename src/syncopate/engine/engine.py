@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,9 +17,10 @@ from syncopate.artifacts.workload import TENSOR, Workload
 from syncopate.collectives import Communicator
 from syncopate.collectives.riders import riding_bytes
 from syncopate.delay import Delay, LocalSGD
-from syncopate.engine import checkpoint, innermost
+from syncopate.engine import checkpoint, optimizer_hooks
 from syncopate.engine.checks.agreement import agree
 from syncopate.engine.checks.fit import checks_of, tensors_of
+from syncopate.engine.checks.soundness import Sound
 from syncopate.engine.exchange import groups
 from syncopate.engine.exchange.base import Exchange
 from syncopate.engine.exchange.delay.iterations import count_iteration
@@ -34,9 +35,6 @@ from syncopate.engine.model.state import Buffers
 from syncopate.engine.readiness import Readiness
 from syncopate.engine.recording import Recording
 from syncopate.errors import EngineError
-
-if TYPE_CHECKING:
-    from syncopate.engine.checks.soundness import Sound
 
 
 class Engine:
@@ -86,12 +84,12 @@ class Engine:
         self.forward_ends = torch.compiler.disable(self.forward_ends)  # type: ignore
         self.forward_alone = torch.compiler.disable(self.forward_alone)  # type: ignore
         self.forward_bypassed = torch.compiler.disable(self.forward_bypassed)  # type: ignore
-        # They keep the engine at work as long as the optimizer is, whatever becomes of the model.
+        # They keep the engine at work as long as the optimizer is, also without the model.
         self._optimizers = sound.optimizers
-        self._optimizer_hooks: list[RemovableHandle | innermost.Innermost] = []
+        self._optimizer_hooks: list[RemovableHandle | optimizer_hooks.Innermost] = []
         for optimizer in sound.optimizers:
             self._optimizer_hooks += (
-                innermost.register(
+                optimizer_hooks.register(
                     optimizer,
                     torch.compiler.disable(self._update_begins),  # type: ignore[no-untyped-call]
                     torch.compiler.disable(self._update_ends),  # type: ignore[no-untyped-call]
@@ -161,7 +159,7 @@ class Engine:
         self.adopt(plan)
 
     def record(self, on: bool = True) -> None:
-        """Start or stop noting when every step did what; a new start forgets the old record."""
+        """Start or stop recording steps; a new start forgets the old record."""
         self.recording.record(on)
 
     def timeline(self, name: str = "training") -> Timeline:
@@ -256,7 +254,7 @@ class Engine:
     ) -> AbstractContextManager[None]:
         """Return a block in which ``optimizer`` has whole state on every rank, as a plain one has.
 
-        For whatever saves or loads by the optimizer's own methods, such as
+        For code that saves or loads by the optimizer's own methods, such as
         ``torch.distributed.checkpoint``; no training step is taken inside. Every rank enters and
         leaves it.
 
@@ -285,7 +283,7 @@ class Engine:
         return self._exchange.global_weights()
 
     def local_state(self) -> dict[str, Any]:
-        """Return what this rank alone knows of a training with a delay, as copies on the CPU.
+        """Return this rank's own state of a training with a delay, as copies on the CPU.
 
         Every rank calls it, at the same iteration, where the plan pulls behind pushes.
         With it a training goes on with the same bits, on as many ranks and under the same plan;
@@ -298,7 +296,7 @@ class Engine:
         return self._exchange.local_state()
 
     def load_local_state(self, state: Mapping[str, Any]) -> None:
-        """Go on with what :meth:`local_state` returned; model and optimizer are loaded before.
+        """Load the result of :meth:`local_state`, after model and optimizer were loaded.
 
         Raises:
             EngineError: it is another rank's, or of another rank count, rule or plan.
@@ -307,7 +305,7 @@ class Engine:
         self._exchange.load_local_state(state)
 
     def detach(self) -> None:
-        """Give the model back as it was, and its optimizer; gradients are no longer exchanged.
+        """Make model and optimizer plain again; gradients are no longer exchanged.
 
         Every rank calls it: where the ranks own parts of weights and of the optimizer's state, each
         gets all of them.
@@ -354,8 +352,8 @@ class Engine:
             then called for.
 
         Raises:
-            EngineError: the model's parameters are not those that were distributed, or somebody
-                else exchanges their gradients as well.
+            EngineError: the model's parameters are not those that were distributed, or DDP or
+                another engine exchanges their gradients as well.
         """
         if self._inside:
             return False
@@ -374,7 +372,7 @@ class Engine:
         self._readiness.forward_ends(modules.output_tensors(output))
 
     def forward_bypassed(self, output: Any) -> None:
-        """Let gradients of what a forward without communication returned stay this rank's own.
+        """Watch outputs of a forward without communication: gradients stay this rank's own.
 
         Raises:
             EngineError: DDP or another engine exchanges their gradients.
@@ -383,7 +381,7 @@ class Engine:
         self._readiness.forward_ends(modules.output_tensors(output), bypassed=True)
 
     def forward_leaves(self) -> None:
-        """Note that the outermost forward is over, well or badly."""
+        """Note that the outermost forward has returned or raised."""
         self._inside = False
 
     @property
@@ -408,12 +406,12 @@ class Engine:
 
     @property
     def exchange(self) -> Exchange | None:
-        """What carries out the plan; not for users."""
+        """The exchange that executes the plan; not for users."""
         return self._exchange
 
     @property
     def readiness(self) -> Readiness:
-        """The machinery; not for users."""
+        """The hooks that find ready gradients; not for users."""
         return self._readiness
 
     @property
@@ -432,7 +430,7 @@ class Engine:
 
     @property
     def defers(self) -> bool:
-        """Whether steps may be left to the next forward: each optimizer is known to allow it."""
+        """Whether steps may be deferred to the next forward, by each of the optimizers."""
         return self._trained() is not None and not self._closures
 
     def _trained(self) -> tuple[Trained, ...] | None:
@@ -460,12 +458,12 @@ class Engine:
         self._planner = None
 
     def plan_with(self, stop: Callable[[], None]) -> None:
-        """Note how to stop the self-planning that has begun."""
+        """Keep the function that stops the self-planning that has begun."""
         self._planner = stop
         self._plan_before = self._plan
 
     def adopt(self, plan: Plan) -> None:
-        """Use ``plan``, which every rank is known to have and which fits, with the delay.
+        """Train by ``plan``, which fits and which all ranks have, with the delay.
 
         Raises:
             EngineError: the last backward failed on some rank.

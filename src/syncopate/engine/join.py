@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from enum import IntEnum
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,27 +17,10 @@ from syncopate.collectives import Communicator
 from syncopate.collectives.health.blame import name_ranks
 from syncopate.engine.checks.agreement import require_same
 from syncopate.engine.model.state import Buffers, broadcast_tensors
+from syncopate.engine.readiness import Readiness
+from syncopate.engine.step import Move
 from syncopate.errors import EngineError
 from syncopate.schedules.registry import NATIVE
-
-if TYPE_CHECKING:
-    from syncopate.engine.readiness import Readiness
-
-
-class Move(IntEnum):
-    """What a rank is about to do, where ranks tell each other."""
-
-    JOINED = 0
-    """Nothing of its own: it has run out of inputs."""
-    FORWARD = 1
-    """The exchange of buffers before a forward."""
-    BACKWARD = 2
-    """The exchange of gradients."""
-
-    @property
-    def describe(self) -> str:
-        """For messages."""
-        return ("ran out of inputs", "began a forward", "came to a backward")[self]
 
 
 class Join:
@@ -97,7 +78,7 @@ class Join:
             self._buffers.source = 0
 
     def _announce(self, move: Move) -> None:
-        """Say what this rank is about to do, and learn who does the same."""
+        """Say what this rank is about to do, and learn which ranks do the same."""
         moves = self._say(move)
         active = [rank for rank, other in enumerate(moves) if other != Move.JOINED]
         if {moves[rank] for rank in active} - {move}:

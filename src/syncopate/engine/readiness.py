@@ -7,7 +7,7 @@ are ready and all earlier buckets are pushed. What that means ``engine/exchange/
 [Note: The path of a hook]
 The hook runs once per parameter and backward, so its common path is four lines on captured lists.
 ``ready[i]`` is 1 for "nothing to do for this one": every entry is 1 while no synchronised backward
-runs, and all are set to 0 when one begins. Whatever is out of the ordinary (the first gradient of a
+runs, and all are set to 0 when one begins. Everything out of the ordinary (the first gradient of a
 backward, one that is not to be synchronised, one that is timed, one that comes twice) therefore
 finds a 1 and takes the other path.
 
@@ -52,19 +52,17 @@ from syncopate.collectives import Communicator
 from syncopate.engine.accumulators import Accumulators, Hook
 from syncopate.engine.buckets import BucketBuffers, Trainable
 from syncopate.engine.exchange.base import Exchange
-from syncopate.engine.exchange.notes import Note
 from syncopate.engine.exchange.parts import Missing
-from syncopate.engine.join import Move
 from syncopate.engine.model import ownership
 from syncopate.engine.model.state import Buffers
-from syncopate.engine.step import State, Step
-from syncopate.engine.tail import Said
+from syncopate.engine.step import Move, State, Step
 from syncopate.engine.torch_compat import (
     NO_BACKWARD,
     at_end_of_backward,
     graph_task_id,
     without_overrides,
 )
+from syncopate.engine.trailer import Note, Said
 from syncopate.errors import EngineError
 from syncopate.tracing.clocks import clock_for
 
@@ -386,7 +384,7 @@ class Readiness:
         self._heed(said)
 
     def _heed(self, said: Said) -> None:
-        """Act on what the ranks said along with their gradients, all in the same way.
+        """Act on the ranks' reports, on every rank alike.
 
         Raises:
             EngineError: a backward failed, or never began.
@@ -413,7 +411,7 @@ class Readiness:
             self._rest()
 
     def _make_up(self) -> None:
-        """Do what the others did in a step whose forward was refused here."""
+        """Run the collectives of a step whose forward was refused on this rank alone."""
         self._absent = False
         self._exchange_buffers()
         self._next = 0
@@ -484,7 +482,7 @@ class Readiness:
         self._ready[:] = b"\1" * len(self._ready)
 
     def step_begins(self, optimizer: torch.optim.Optimizer, count: Callable[[], None]) -> None:
-        """Hear how the backward went, ``count`` the step, and prepare ``optimizer`` for it."""
+        """Take the reports on the backward, ``count`` the step, and prepare ``optimizer``."""
         self.complete(stepping=True)
         count()
         self._update_start = self._stamp()
@@ -502,7 +500,7 @@ class Readiness:
             self._report()
 
     def _report(self) -> None:
-        """Hand the step that is over to the listener."""
+        """Give the finished step to the listeners."""
         step, self._step = self._step, Step(number=self._step.number + 1)
         step.waits, step.updates = self.exchange.traffic.taken()
         if not self.exchange.ends_with_backward:

@@ -6,7 +6,7 @@ import hashlib
 import os
 import platform
 import secrets
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -16,15 +16,13 @@ from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import SERVED, Plan
 from syncopate.artifacts.timeline import OWN_CLUSTER, Timeline
 from syncopate.collectives import Communicator
+from syncopate.engine.readiness import Readiness
 from syncopate.engine.step import StepRecorder
 from syncopate.errors import EngineError
 from syncopate.tracing import capture as captures
 from syncopate.tracing.merge import ClockOffset, merge
 from syncopate.tracing.offsets import clock_offsets
 from syncopate.tracing.recorder import Recorder, spans_of
-
-if TYPE_CHECKING:
-    from syncopate.engine.readiness import Readiness
 
 
 class Told(NamedTuple):
@@ -42,7 +40,7 @@ class Told(NamedTuple):
 
 
 def tell(host: str) -> Told:
-    """Return what this rank tells."""
+    """Return this rank's entry."""
     return Told(host, secrets.token_hex(8), captures.wanted())
 
 
@@ -144,7 +142,7 @@ class Recording:
             capture.note({"links": entry, "iteration": self._readiness.steps})
 
     def end_trace(self) -> None:
-        """Note what is over, and stop."""
+        """Record finished steps, and stop."""
         self.sample()
         traced, self._traced, self._capture = self._traced, None, None
         if traced is not None:
@@ -163,7 +161,7 @@ class Recording:
         self._note_plan()
 
     def ran_on(self, cluster: Cluster) -> None:
-        """Note what the training runs on, for who plays it elsewhere (``syncopate replay``)."""
+        """Record the cluster of the training, for ``syncopate replay``."""
         bare = msgspec.structs.replace(cluster, curves=(), probes=(), warnings=())
         self._ran_on = {OWN_CLUSTER: bare.to_json().decode()}
         self._note_plan()
@@ -182,12 +180,12 @@ class Recording:
         self._capture.note(described(self._plan, 0) | self._ran_on | note)
 
     def close(self) -> None:
-        """Note no more."""
+        """Stop recording."""
         captures.dismiss(self)
 
 
 def described(plan: Plan, dropped: int) -> dict[str, str]:
-    """Return what stands beside spans that were measured under ``plan``."""
+    """Return the metadata of spans that were measured under ``plan``."""
     return {
         "model": plan.model,
         "policy": plan.policy,

@@ -1,4 +1,4 @@
-"""Step: when one synchronised training step did what, and its events for who records them."""
+"""Step: the stamps of one synchronised training step, and the events that recorders take of it."""
 
 from __future__ import annotations
 
@@ -32,8 +32,24 @@ class State(IntEnum):
     """Gradients accumulate locally (``no_sync``)."""
 
 
+class Move(IntEnum):
+    """The next action of a rank, which ranks announce within ``join()``."""
+
+    JOINED = 0
+    """Nothing of its own: it has run out of inputs."""
+    FORWARD = 1
+    """The exchange of buffers before a forward."""
+    BACKWARD = 2
+    """The exchange of gradients."""
+
+    @property
+    def describe(self) -> str:
+        """For messages."""
+        return ("ran out of inputs", "began a forward", "came to a backward")[self]
+
+
 class Ran(Protocol):
-    """What carried a message."""
+    """The handle of a collective or a message."""
 
     @property
     def launched_s(self) -> float:
@@ -170,7 +186,7 @@ class StepRecorder:
             self._pending.append(Step(number=self._last, closing=update, whole=False))
 
     def finish(self, *, wait: bool) -> None:
-        """Note what has not been noted yet.
+        """Record the steps that are still open.
 
         Args:
             wait: for what is on its way. Otherwise a step of which something is, is left out: it is

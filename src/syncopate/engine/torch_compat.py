@@ -20,7 +20,7 @@ others. What each is for:
 * ``HashStore``: a store of one process.
 
 Beside these, classes of a model and of parameters are exchanged by ``__class__``
-(``model/module.py``, ``exchange/seen/weights.py``), which is Python's own.
+(``model/module.py``, ``exchange/proxies/weights.py``), which is Python's own.
 """
 
 from __future__ import annotations

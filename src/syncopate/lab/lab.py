@@ -120,7 +120,7 @@ class Lab:
         return group.run(command, base, self._stops)
 
     def limit(self, host: int, rate_bytes_per_s: float, *, sent_only: bool = False) -> None:
-        """Give the link of a host another rate, whatever runs; :attr:`topology` stays as it was.
+        """Give the link of a host another rate, also while ranks run; :attr:`topology` stays.
 
         Args:
             host: whose.
@@ -169,5 +169,5 @@ class Lab:
 
 
 def take_down(run_id: str, topology: Topology) -> None:
-    """Remove a standing lab, with whatever still runs in it."""
+    """Remove a standing lab, with all that still runs in it."""
     state.remove(run_id, network.namespaces(run_id, topology))

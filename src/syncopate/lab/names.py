@@ -53,7 +53,7 @@ def core_namespace(run_id: str) -> str:
 
 
 def owner_of(namespace: str) -> Owner | None:
-    """Return whose namespace it is, or None when no lab made it."""
+    """Return the lab of a namespace, or None when no lab made it."""
     match = _NAMESPACE.fullmatch(namespace)
     if match is None:
         return None

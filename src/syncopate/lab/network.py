@@ -50,7 +50,7 @@ _NO_IPV6 = {"attrs": [("AF_INET6", {"attrs": [("IFLA_INET6_ADDR_GEN_MODE", 1)]})
 
 
 class LinkCounter(Record, frozen=True, kw_only=True):
-    """What one link has carried since it was made, in bytes of Ethernet frames.
+    """The traffic of one link since it was made, in bytes of Ethernet frames.
 
     Headers count once per segment that TCP handed over, up to 64 KiB, so the figure is at most
     0.5% above the payload for large messages.

@@ -228,7 +228,7 @@ class RankGroup:
             stops: signals to pass on.
 
         Returns:
-            How it went; no rank runs any more, whatever happened.
+            How it went; no rank runs any more.
         """
         try:
             with stops.deferred():
@@ -267,7 +267,7 @@ class RankGroup:
         self._selector.register(running.exit_descriptor, selectors.EVENT_READ, (running, _EXIT))
 
     def _read(self, timeout_s: float) -> bool:
-        """Take what ranks have printed and who has ended; return whether there was anything."""
+        """Take the output of ranks and note which ended; return whether there was anything."""
         events = self._selector.select(timeout_s)
         for key, _ in events:
             running, name = key.data

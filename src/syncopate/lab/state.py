@@ -32,7 +32,7 @@ _KILL_S = 5.0
 
 
 class LabState(Artifact, frozen=True, kw_only=True):
-    """What is recorded of one lab.
+    """The record of one lab.
 
     Attributes:
         run_id: six hexadecimal digits, part of the name of every namespace.

@@ -14,7 +14,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stops:
-    """What SIGINT, SIGTERM and SIGHUP do while a lab stands, or processes of a job run.
+    """The handling of SIGINT, SIGTERM and SIGHUP while a lab stands, or processes of a job run.
 
     In the user's own code they unwind the stack: SIGINT as :class:`KeyboardInterrupt`, the others
     as :class:`SystemExit` with 128 + n. In deferred blocks they wait until they are asked for: an

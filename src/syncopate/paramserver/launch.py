@@ -85,7 +85,7 @@ class _Child:
         return code if code is None or code >= 0 else _SIGNALLED - code
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to it and whatever it started."""
+        """Send a signal to it and to all that it started."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, number)
 

@@ -133,7 +133,7 @@ class Shard:
         Args:
             key: of the slice.
             backup_for: the worker for which a copy is kept; None: for none.
-            let_go: called, in whatever thread, when ZeroMQ no longer needs the weights.
+            let_go: called, in any thread, when ZeroMQ no longer needs the weights.
         """
         weights = self._weights[key]
         if backup_for is not None:

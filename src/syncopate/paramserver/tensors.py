@@ -66,7 +66,7 @@ def frame_of(data: Tensor, let_go: Callable[[], None] | None = None) -> zmq.Fram
 
     Args:
         data: shape (bytes,).
-        let_go: called, in whatever thread, when ZeroMQ no longer needs a large one.
+        let_go: called, in any thread, when ZeroMQ no longer needs a large one.
     """
     array = data.numpy()
     if let_go is not None and data.numel() >= zmq.COPY_THRESHOLD:

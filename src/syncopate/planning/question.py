@@ -64,7 +64,7 @@ class Draft:
 
 @dataclass(frozen=True)
 class Question:
-    """What a policy may choose from.
+    """The choices that a policy has.
 
     Attributes:
         workload: the model's gradients and times.
@@ -94,7 +94,7 @@ class Question:
     def problem(self) -> Problem:
         """The problem of cutting gradients into buckets, whose shards count as equal there."""
         workload, costs = self.workload, self.costs[self.exchange]
-        # What is cut and what is not travel apart where ranks own shards.
+        # Where ranks own shards, cut and whole tensors travel apart.
         whole = set(workload.whole) if self.exchange == SHARDED else set()
         kinds = [(tensor.dtype, i in whole) for i, tensor in enumerate(workload.tensors)]
         rows = list(dict.fromkeys(kinds))

@@ -24,7 +24,7 @@ ANY = ""
 
 @dataclass(frozen=True)
 class Device:
-    """What a device can do at most.
+    """The peak rates of a device.
 
     Attributes:
         name: what to call it in reports.

@@ -27,7 +27,7 @@ from syncopate.profiling.profile import batch_size, dtype_name, iterate, require
 from syncopate.profiling.roofline import Roofline, RooflineClock, Work
 from syncopate.profiling.samples import Iteration, workload
 from syncopate.profiling.stamps import StampedModel
-from syncopate.profiling.whole import looked_at_whole
+from syncopate.profiling.unshardable import looked_at_whole
 from syncopate.zoo.task import Task
 
 EFFICIENCY = 0.65
@@ -56,7 +56,7 @@ class LayerWork:
 
 @dataclass(frozen=True)
 class Estimated:
-    """What a model is expected to do on a device.
+    """The expected work and times of a model on a device.
 
     Attributes:
         workload: with times by the roofline.

@@ -31,7 +31,7 @@ from syncopate.profiling.beside import ROUNDS, Backward, Iterate, interference_b
 from syncopate.profiling.samples import Iteration, slowest, workload
 from syncopate.profiling.stamps import StampedModel
 from syncopate.profiling.state import preserved, trainable
-from syncopate.profiling.whole import looked_at_whole
+from syncopate.profiling.unshardable import looked_at_whole
 from syncopate.tracing.clocks import Clock, clock_for
 from syncopate.zoo.task import Task
 

@@ -45,7 +45,7 @@ COMPUTED = (TF32, "bfloat16", "float16", _FULL)
 
 
 class Work(NamedTuple):
-    """What was done up to a moment.
+    """The work done up to a moment.
 
     Attributes:
         seconds: at the roofline.

@@ -11,12 +11,12 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
+from syncopate.profiling.forward_order import ForwardOrder
 from syncopate.profiling.state import trainable
-from syncopate.profiling.uses import Uses
 from syncopate.tracing.clocks import Clock
 
 
-class StampedModel(Uses):
+class StampedModel(ForwardOrder):
     """Hooks on a model for the length of a ``with`` block, which stamp what they note.
 
     Call ``start_iteration`` before forward and ``start_backward`` after it; read the durations

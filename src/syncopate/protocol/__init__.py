@@ -15,7 +15,7 @@ file             what it decides
 ``awake``        a process's own pause is no silence of the others
 ``actions``      what a machine asks of its caller
 ``member``       a server's or worker's side of membership: join, heartbeats, a silent scheduler
-``scheduler``    the scheduler's side: ranks, addresses, who is lost, when the job is over
+``scheduler``    the scheduler's side: ranks, addresses, lost nodes, when the job is over
 ``slice``        one slice at its server: which pushes count, when to update, which pulls to answer
 ``server``       one server: sessions, slices, refusals
 ``worker``       one worker: sequence numbers, windows, what to send again

@@ -18,7 +18,7 @@ DECLARE_BYTES = MIB
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a process of the job waits for, and how much it holds.
+    """The time limits and capacities of a process of the job.
 
     Attributes:
         heartbeat_s: between two signs of life.

@@ -21,7 +21,7 @@ _PART_S = 2.0
 
 
 class MemberMachine:
-    """What a server or worker says to the scheduler, and makes of what it hears.
+    """The scheduler's counterpart in a server or worker.
 
     Attributes:
         roster: all nodes; None until the job is complete.
@@ -50,7 +50,7 @@ class MemberMachine:
         self._said_s = 0.0
 
     def tick(self, now_s: float, is_connected: bool = False) -> list[Action]:
-        """Say what is due, and notice that the scheduler says nothing; call it often.
+        """Send due messages, and notice a silent scheduler; call it often.
 
         Args:
             now_s: the time.
@@ -155,7 +155,7 @@ class MemberMachine:
         return [act.Fail(reason)]
 
     def waits_for(self, how_long: str) -> str:
-        """Say what this process that has no roster lacks; ``how_long``: since when, in words."""
+        """Return the error of a process without a roster; ``how_long`` it waited, in words."""
         if self._heard_s is None:
             where = f"at {self._scheduler} {how_long}"
             return f"no scheduler answered {where}: is it there, is the key one?"

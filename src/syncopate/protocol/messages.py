@@ -181,7 +181,7 @@ class HelloWanted(Message, frozen=True):
 
 
 class Declare(Message, frozen=True):
-    """What the receiving server shall keep, and how to update it; the same from every worker.
+    """The slices of the receiving server, and their rules; the same from every worker.
 
     Attributes:
         digest: of the layout.
@@ -243,10 +243,10 @@ class Ack(Message, frozen=True):
 class Query(Message, frozen=True):
     """A worker that waits for long asks what the server has of a slice.
 
-    [Note: queries] A slow answer is no lost one: a server may have seconds of weights to send.
-    So what was not answered for long is not sent again, but asked for. What goes one way over a
-    connection arrives in its order, and a query goes behind all that waits to be sent, and so does
-    its answer. So each earlier message has come or is lost; only lost ones are sent again.
+    [Note: queries] A slow answer is no lost one: a server may have seconds of weights to send. So a
+    message without an answer is not sent again; its sender asks for the answer. What goes one way
+    over a connection arrives in its order, and a query goes behind all that waits to be sent, and
+    so does its answer. So each earlier message has come or is lost; only lost ones are sent again.
     """
 
     key: Key

@@ -94,7 +94,7 @@ class Rules(Rule, frozen=True):
 
     @property
     def state(self) -> tuple[str, ...]:
-        """What servers remember of each slice, by name.
+        """The state of each slice on servers, by name.
 
         As many elements of the slice's type as it has; of ``steps`` one integer of 64 bits.
         """

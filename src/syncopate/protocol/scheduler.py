@@ -22,7 +22,7 @@ from syncopate.protocol.messages import SERVER, WORKER, Refusal
 
 _PART_S = 2.0
 _REGISTERS = 3
-"""So many times who waits for the job may miss to say so."""
+"""How many registrations in a row a node that waits for the job may miss."""
 
 
 def _no(_: Peer) -> bool:
@@ -78,7 +78,7 @@ class SchedulerMachine:
     Attributes:
         refused: how many messages were refused, by reason.
         over: whether the job is over.
-        settled: whether all who are told so have heard it, or had the time.
+        settled: whether all nodes have heard of the end, or had the time.
         changes: counts what changed of :attr:`seated` and ``over``.
     """
 
@@ -174,7 +174,7 @@ class SchedulerMachine:
         return [act.Send(peer, msg.Refused(refusal.reason))]
 
     def tick(self, now_s: float, reaches: Callable[[Peer], bool] = _no) -> list[Action]:
-        """Notice who is silent, and who did not come; call it often.
+        """Notice silent nodes, and nodes that did not come; call it often.
 
         Args:
             now_s: the time.
@@ -313,7 +313,7 @@ class SchedulerMachine:
         """Let a server that was killed take its place again, with its state if it had any yet."""
         before = self._predecessor(register)
         if register.role != SERVER or (register.run != self._run and before is None):
-            raise Refusal(msg.UNKNOWN, "the job is complete; nobody may join it any more")
+            raise Refusal(msg.UNKNOWN, "the job is complete; no process may join it any more")
         for token, member in self._members.items():
             if member.register.role == SERVER and member.rank == register.rank:
                 del self._members[token]

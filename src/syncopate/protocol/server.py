@@ -33,7 +33,7 @@ class Seat(msgspec.Struct, frozen=True):
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """What a server found on disk: what it declared, and the position of every slice."""
+    """A server's state from disk: its declaration, and the position of every slice."""
 
     digest: str
     rules: Rules

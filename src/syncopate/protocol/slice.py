@@ -18,7 +18,7 @@ FIRST = 0
 
 
 class Position(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is in a slice's weights: its version, and how many pushes of each worker."""
+    """The content of a slice's weights: its version, and how many pushes of each worker."""
 
     version: int = -1
     applied: dict[int, int] = {}
@@ -75,7 +75,7 @@ class SliceMachine:
 
     @property
     def position(self) -> Position:
-        """What is in the weights."""
+        """The content of the weights."""
         return Position(self._version, dict(self._applied))
 
     def cut(self, parts: Iterable[Slice]) -> list[SliceMachine]:

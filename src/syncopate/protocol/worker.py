@@ -30,7 +30,7 @@ _SLICE_BYTES = 32
 
 
 class _Link(msgspec.Struct):
-    """What is known about one server.
+    """A worker's knowledge of one server.
 
     Attributes:
         boot: its process.
@@ -53,7 +53,7 @@ class _Push(msgspec.Struct, frozen=True):
 
 
 class _Query(msgspec.Struct, frozen=True):
-    """What had been sent before a query: if the server has not got it, it is lost.
+    """The messages sent before a query: those that the server lacks are lost.
 
     Attributes:
         number: of the query.
@@ -282,7 +282,7 @@ class WorkerMachine:
         return []
 
     def tick(self, now_s: float) -> list[Action]:
-        """Ask for what was not answered for long; call it often."""
+        """Ask again for answers that are long overdue; call it often."""
         found: list[Action] = []
         wanted = {self._server(key) for key in self._busy}
         for rank, link in enumerate(self._links):

@@ -29,7 +29,7 @@ WIDTH = 122
 
 
 def bench_summary(benchmark: Benchmark) -> RenderableType:
-    """Return a benchmark in short: how it was taken, and who is the fastest at which sizes."""
+    """Return a benchmark in short: how it was taken, and the fastest contender at each size."""
     parts: list[RenderableType] = [_head(benchmark), _fastest(benchmark)]
     parts += [_against(benchmark, peer) for peer in benchmark.series if peer.peer]
     return Group(*parts, _foot(benchmark))
@@ -85,7 +85,7 @@ def _head(benchmark: Benchmark) -> Text:
 
 
 def _fastest(benchmark: Benchmark) -> Table:
-    """Who has the least in-place p50 at each size, with its busbw, and who comes next."""
+    """Return the contender with the least in-place p50 at each size, its busbw, and the next."""
     table = _table(f"{benchmark.collective}: the fastest in place, by p50")
     table.add_column("size", justify="right", no_wrap=True)
     table.add_column("fastest", overflow="fold")

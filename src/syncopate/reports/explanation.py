@@ -156,7 +156,7 @@ _BEYOND_A_PLAN = (
 
 
 def verdict(found: Explanation) -> str:
-    """Return what an explanation comes to, in one sentence."""
+    """Return an explanation's result in one sentence."""
     if found.abstains:
         return "no explanation, because the evidence is thin"
     best_s = max((cause.gain_s for cause in found.causes), default=0.0)
@@ -272,7 +272,7 @@ def explanation_json(
 
 
 def _gain(cause: Cause, found: Explanation) -> Iterator[str]:
-    """Say what a cause costs, how sure that is, and what it gives alone where others hide it."""
+    """Return the lines of a cause: its cost and interval, and its gain alone if others hide it."""
     worth_s = WORTH * found.iteration_s
     gain = f"{format_seconds(cause.gain_s)} ({cause.gain_s / found.iteration_s:.0%})"
     shared = cause.kind not in (TRANSFERS, SERVER, PIPELINE, PLAN)
@@ -289,7 +289,7 @@ def _gain(cause: Cause, found: Explanation) -> Iterator[str]:
 
 
 def _altogether(found: Explanation) -> Iterator[str]:
-    """Say what causes come to together, and what is left."""
+    """Return the line of all causes together, and of the rest."""
     if not found.causes:
         return
     if len(_several(found)) > 1:

@@ -88,7 +88,7 @@ def arrivals_report(timeline: Timeline) -> RenderableType | None:
 
 
 def lateness_report(timeline: Timeline) -> RenderableType:
-    """Return how late each rank usually comes to each message, the latest first."""
+    """Return each rank's usual lateness at each message, the latest first."""
     found = sorted(lateness(timeline).items(), key=lambda row: -max(row[1].values(), default=0.0))
     lines = []
     for rank, late_s in found:

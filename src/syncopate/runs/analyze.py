@@ -14,13 +14,13 @@ from rich.console import Group, RenderableType
 from syncopate.analysis.collectives import collectives
 from syncopate.analysis.exposure import exposures
 from syncopate.analysis.phases import Phases, mean, phases
+from syncopate.analysis.round_trips import RoundTrip
 from syncopate.analysis.serving import Message, Overhead, served_phases
-from syncopate.analysis.trips import Trip
 from syncopate.analysis.work import works
 from syncopate.artifacts.timeline import Timeline
 from syncopate.output import Progress, part, say
 from syncopate.reports.attribution import timeline_json, timeline_report
-from syncopate.reports.journeys import journeys_json, journeys_report
+from syncopate.reports.round_trips import round_trips_json, round_trips_report
 from syncopate.reports.serving import serving_json, serving_report
 from syncopate.runs.reading import LAST, NO_TABLE, Source, Table, read
 from syncopate.runs.served import computed_of, messages_in, messages_of
@@ -33,7 +33,7 @@ _READ = 0.5
 
 @dataclass(frozen=True)
 class Served:
-    """What the nodes of a parameter server sent and computed.
+    """The messages and work of a parameter server's nodes.
 
     Attributes:
         messages: of all nodes.
@@ -45,7 +45,7 @@ class Served:
     messages: Sequence[Message]
     computed: tuple[Overhead, ...] = ()
     synchronous: bool = True
-    trips: tuple[Trip, ...] = ()
+    trips: tuple[RoundTrip, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return it for JSON."""
@@ -71,7 +71,7 @@ class Analyzed(Shown):
     remarks: tuple[str, ...] = ()
 
     def summary(self) -> tuple[str, ...]:
-        """Return whose time it is."""
+        """Return the name of the training and its ranks."""
         if self.timeline is not None:
             return (*self.timeline.summary(), *self.remarks)
         nodes = {one.node for one in self.served.messages} if self.served else set()
@@ -107,14 +107,16 @@ class Analyzed(Shown):
         if self.timeline is None and not self.served.trips:
             return self.served.to_dict()
         said |= {"served": self.served.to_dict()}
-        return said | ({"journeys": journeys_json(self.served.trips)} if self.served.trips else {})
+        return said | (
+            {"journeys": round_trips_json(self.served.trips)} if self.served.trips else {}
+        )
 
     def report(self) -> RenderableType:
         """Return everything for a terminal, to be printed by rich."""
         parts = [] if self.timeline is None else [timeline_report(self.timeline)]
         if self.served is not None:
             parts.append(self.served.report())
-            parts += [journeys_report(self.served.trips)] if self.served.trips else []
+            parts += [round_trips_report(self.served.trips)] if self.served.trips else []
         return Group(*parts)
 
 

@@ -64,7 +64,7 @@ def against_the_best(
         raise InvalidValueError("--cluster", f"{cluster.name}: {cluster.world_size} ranks", rule)
     plan = make_plan(at_pace(timeline, found, workload), cluster, "auto")
     assert plan.prediction is not None
-    # What computing alone takes beyond the median rank's computation, by whatever plan: gaps, and
+    # What computing alone takes beyond the median rank's computation, by any plan: gaps, and
     # that now one rank is the last and now another.
     beyond_s = max(found.bound_s - found.compute_s, 0.0)
     found = replace(found, bound_s=max(found.bound_s, plan.prediction.bound_s))

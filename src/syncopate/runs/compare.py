@@ -9,14 +9,13 @@ from rich.console import Group, RenderableType
 
 from syncopate.analysis.difference import BYTES, RATE, Difference
 from syncopate.analysis.difference import difference as difference_of
-from syncopate.analysis.trips import Trip
+from syncopate.analysis.round_trips import RoundTrip
 from syncopate.artifacts.timeline import Timeline
 from syncopate.output import Progress
 from syncopate.reports.difference import difference_json, difference_report
-from syncopate.reports.journeys import journeys_difference, journeys_json
+from syncopate.reports.round_trips import round_trips_difference, round_trips_json
 from syncopate.runs.reading import LAST, Source, read
 from syncopate.shown import Row, Shown
-
 
 _UNITS = {BYTES: "bytes", RATE: "bytes/s"}
 """Units of the figures that are no seconds."""
@@ -35,7 +34,7 @@ class Changed(Shown):
 
     before: Timeline
     after: Timeline
-    trips: tuple[list[Trip], list[Trip]] = ([], [])
+    trips: tuple[list[RoundTrip], list[RoundTrip]] = ([], [])
     remarks: tuple[str, ...] = ()
 
     @property
@@ -44,7 +43,7 @@ class Changed(Shown):
         return difference_of(self.before, self.after)
 
     def summary(self) -> tuple[str, ...]:
-        """Return what it comes to."""
+        """Return the change in one sentence."""
         return (f"{self.before.name} and {self.after.name}: {self.found.verdict}", *self.remarks)
 
     def rows(self) -> list[Row]:
@@ -65,13 +64,13 @@ class Changed(Shown):
         """Return everything, as ``syncopate compare --json`` prints it."""
         said = difference_json(self.before, self.after)
         if all(self.trips):
-            said["journeys"] = [journeys_json(one) for one in self.trips]
+            said["journeys"] = [round_trips_json(one) for one in self.trips]
         return said
 
     def report(self) -> RenderableType:
         """Return everything for a terminal, to be printed by rich."""
         text = difference_report(self.before, self.after)
-        return Group(text, journeys_difference(*self.trips)) if all(self.trips) else text
+        return Group(text, round_trips_difference(*self.trips)) if all(self.trips) else text
 
 
 def difference(

@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from syncopate.analysis.arrivals import lateness
 from syncopate.analysis.causes.explanation import SLOW_SERVER, Cause, Explanation, explanation
 from syncopate.analysis.phases import COMPUTATION
-from syncopate.analysis.trips import Trip
+from syncopate.analysis.round_trips import RoundTrip
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import Plan
 from syncopate.artifacts.timeline import Timeline
@@ -21,8 +21,8 @@ from syncopate.artifacts.workload import Workload
 from syncopate.errors import InvalidValueError
 from syncopate.output import Progress
 from syncopate.reports.explanation import explanation_json, explanation_report, told, verdict
-from syncopate.reports.journeys import journeys_json, journeys_report
 from syncopate.reports.phases import ARRIVALS_ALONE, lateness_report
+from syncopate.reports.round_trips import round_trips_json, round_trips_report
 from syncopate.runs.best_plan import against_the_best
 from syncopate.runs.reading import LAST, NO_TABLE, Source, Table, latest, of_those_there, read
 from syncopate.shown import Row, Shown
@@ -53,7 +53,7 @@ class Explained(Shown):
     best: Plan | None = None
     files: tuple[str, str] | None = None
     recorded: str = "FILE"
-    trips: tuple[Trip, ...] = ()
+    trips: tuple[RoundTrip, ...] = ()
 
     @property
     def causes(self) -> tuple[Cause, ...]:
@@ -90,7 +90,7 @@ class Explained(Shown):
         if self.found is None:
             return {"abstains": [ARRIVALS_ALONE], "lateness_s": lateness(self.timeline)}
         said = explanation_json(self.found, self.files, self.recorded)
-        return said | ({"journeys": journeys_json(self.trips)} if self.trips else {})
+        return said | ({"journeys": round_trips_json(self.trips)} if self.trips else {})
 
     def report(self) -> RenderableType:
         """Return everything for a terminal, to be printed by rich."""
@@ -104,7 +104,7 @@ class Explained(Shown):
             self.files,
             recorded=self.recorded,
         )
-        return Group(text, journeys_report(self.trips)) if self.trips else text
+        return Group(text, round_trips_report(self.trips)) if self.trips else text
 
 
 def explain(
@@ -181,7 +181,9 @@ def _arrivals_alone(timeline: Timeline) -> bool:
     return not computed and bool(lateness(timeline))
 
 
-def _explained(timeline: Timeline, cluster: Cluster | None, trips: Sequence[Trip]) -> Explanation:
+def _explained(
+    timeline: Timeline, cluster: Cluster | None, trips: Sequence[RoundTrip]
+) -> Explanation:
     """Return what the ranks that are there say, whose ranks are those of the job."""
     if TOOL not in timeline.metadata:  # of a run that was traced every rank has to be there
         return explanation(timeline, cluster, trips)

@@ -12,7 +12,7 @@ import numpy as np
 
 from syncopate.analysis.causes.explanation import Explanation, explanation
 from syncopate.analysis.collectives import EXCHANGE
-from syncopate.analysis.trips import Trip
+from syncopate.analysis.round_trips import RoundTrip
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import SERVED, Plan
 from syncopate.artifacts.timeline import Timeline
@@ -111,7 +111,7 @@ def run_page(
     plan: Plan | None = None,
     against: Sequence[Timeline] = (),
     files: tuple[str, str] | None = None,
-    trips: Sequence[Trip] = (),
+    trips: Sequence[RoundTrip] = (),
 ) -> str:
     """Return one HTML file that says why a training scales as it does.
 

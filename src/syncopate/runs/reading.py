@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from syncopate.analysis.trips import Trip
+from syncopate.analysis.round_trips import RoundTrip
 from syncopate.artifacts.timeline import Timeline
 from syncopate.errors import ArtifactError, InvalidValueError
 from syncopate.output import Progress, say
@@ -34,12 +34,12 @@ NO_TABLE = ("", "")
 
 
 class Recorded(NamedTuple):
-    """What was read.
+    """A recording, as it was read.
 
     Attributes:
         timeline: of all ranks.
         run: of a directory in which ranks or nodes wrote; None: it was none.
-        remarks: what cannot be known of it, and what is not looked at, a sentence each.
+        remarks: what is unknown of it or left out, a sentence each.
         name: the directory or the first file; a timeline's own name.
     """
 
@@ -49,7 +49,7 @@ class Recorded(NamedTuple):
     name: str = ""
 
     @property
-    def trips(self) -> list[Trip]:
+    def trips(self) -> list[RoundTrip]:
         """Ways of slices to parameter servers and back; none without servers."""
         return trips_of(self.run)
 

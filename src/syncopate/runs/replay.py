@@ -51,7 +51,7 @@ class Replayed(Shown):
 
     @property
     def timeline(self) -> Timeline:
-        """The run as it is there."""
+        """The run on the other network."""
         return self.found.timeline
 
     @property

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from syncopate.analysis.round_trips import RoundTrip
 from syncopate.analysis.serving import Message, Messages, Overhead
-from syncopate.analysis.trips import Trip
 from syncopate.tracing.dlc import Header, Record, Records, SetUp
 from syncopate.tracing.run import Run
-from syncopate.tracing.served.moments import moments
 from syncopate.tracing.served.places import places
 from syncopate.tracing.served.read import Served
+from syncopate.tracing.served.timestamps import timestamps
 
 
 def messages_of(traces: Mapping[str, tuple[Header, Sequence[Record | SetUp]]]) -> Messages:
@@ -66,7 +66,7 @@ def computed_of(served: Served) -> Iterator[Overhead]:
             yield Overhead(one.kind, one.node, one.number - 1, took_s, one.key, one.peer)
 
 
-def trips_of(run: Run | None) -> list[Trip]:
+def trips_of(run: Run | None) -> list[RoundTrip]:
     """Return the ways of slices in the iterations of a run that are shown; none without servers.
 
     Their times are those of the run's timeline.
@@ -74,8 +74,8 @@ def trips_of(run: Run | None) -> list[Trip]:
     if run is None or run.served is None:
         return []
     return [
-        Trip(run.ranks[one.worker], run.carriers.get(one.key, ""), *one[1:])
-        for one in moments(run.served, run.origin_s)
+        RoundTrip(run.ranks[one.worker], run.carriers.get(one.key, ""), *one[1:])
+        for one in timestamps(run.served, run.origin_s)
         if one.iteration >= run.first and one.worker in run.ranks
     ]
 

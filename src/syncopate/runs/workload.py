@@ -23,7 +23,7 @@ from syncopate.runs.reading import Recorded, Source, read
 
 @runtime_checkable
 class Profiler(Protocol):
-    """What torch.profiler's ``profile`` has."""
+    """The part of torch.profiler's ``profile`` that is needed here."""
 
     def export_chrome_trace(self, path: str) -> Any:
         """Write what was recorded."""

@@ -12,8 +12,8 @@ What a schedule means:
   transfers carry nothing.
 * Within one round every send reads the buffers as they were when the round began. A ``"reduce"``
   is added to the receiver's chunks, a ``"copy"`` overwrites them.
-* Rounds are logical: a rank enters its next round when its own transfers are done, whatever the
-  others do. The transfers of one round between the same two ranks form one message.
+* Rounds are logical: a rank enters its next round when its own transfers are done, and does not
+  wait for the others. The transfers of one round between the same two ranks form one message.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class Schedule:
         algorithm: the name in the registry.
         world_size: number of ranks p; >= 1.
         chunks: pieces the buffer is cut into; >= 1. Collectives with shards need a multiple of p.
-        transfers: by round, then src, dst and start, whatever the order given.
+        transfers: by round, then src, dst and start, in any given order.
         root: the rank that reduces to or broadcasts from; 0 where the collective has none.
 
     Raises:

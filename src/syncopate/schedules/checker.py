@@ -8,7 +8,7 @@ associate. Playing the rounds over these integers proves that
 * no rank sends, or adds to, data that are undefined;
 * no chunk of a rank is written twice in one round, where the order would be left to chance;
 * no contribution is added twice, and where the collective promises a result there is every one;
-* all ranks that promise the result of a chunk hold the same expression, so that whatever the data
+* all ranks that promise the result of a chunk hold the same expression, so that for any data
   and the dtype their results are bit-identical.
 """
 

@@ -104,8 +104,8 @@ def element_offsets(
 ) -> tuple[int, ...]:
     """Return where each chunk of ``schedule`` begins in a buffer, and at the end ``numel``.
 
-    The chunks that a rank owns make up its shard, whatever the shards' lengths: where it owns
-    several, they are a balanced cut of it.
+    The chunks that a rank owns make up its shard, of any length. Where it owns several, they are a
+    balanced cut of it.
 
     Args:
         schedule: whose chunks.

@@ -35,7 +35,7 @@ NATIVE = _NATIVE
 """The backend's own algorithm: a name plans may use, but no schedule."""
 
 AUTO = "auto"
-"""What a caller of a communicator says who wants it to choose the algorithm; a name of none."""
+"""In the place of an algorithm's name: the communicator chooses the algorithm."""
 
 
 _FEW_RANKS = 8

@@ -30,7 +30,7 @@ class Update(NamedTuple):
 
 
 class Played(NamedTuple):
-    """What is played in the place of a workload whose updates are deferred.
+    """The workload that is played where updates are deferred.
 
     Attributes:
         workload: with the longer forward.
@@ -44,7 +44,7 @@ class Played(NamedTuple):
 
 
 def played_as(workload: Workload, traffic: Traffic) -> Played:
-    """Return what is to be played; as given where no update is deferred."""
+    """Return the workload to play; the given one where no update is deferred."""
     if not traffic.deferred:
         return Played(workload, traffic)
     by_need: dict[float, float] = {0.0: traffic.update_s}  # of what came with backward

@@ -20,7 +20,7 @@ from syncopate.schedules.base import Schedule
 
 
 class Case(NamedTuple):
-    """What is played.
+    """The messages to play.
 
     Attributes:
         schedule: for as many ranks as the cluster has, with at least one transfer.
@@ -34,7 +34,7 @@ class Case(NamedTuple):
 
 
 class Flows(NamedTuple):
-    """What happened to the messages of a schedule, in s from its start.
+    """The times of the messages of a schedule, in s from its start.
 
     Attributes:
         seconds: when all is done.

@@ -59,7 +59,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What happened, in seconds from the start.
+    """The times of computation and collectives, in seconds from the start.
 
     Attributes:
         starts_s: when each collective started.
@@ -137,7 +137,7 @@ class _Job:
 
 
 class Computation(Protocol):
-    """What computes beside collectives: one thread here, one of each rank in ``ranks.py``."""
+    """The computation beside collectives: one thread here, one of each rank in ``ranks.py``."""
 
     @property
     def index(self) -> int:

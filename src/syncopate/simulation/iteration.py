@@ -86,7 +86,7 @@ _SERVED_SETTLED = 2
 
 @dataclass(frozen=True)
 class Iteration:
-    """What one iteration did; times count from the start of the forward pass.
+    """The times of one iteration, from the start of the forward pass.
 
     Attributes:
         starts_s: when each bucket's push started, in the order of the buckets.

@@ -135,7 +135,7 @@ def _some(hosts: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Runs:
-    """What ranks did, in seconds from the start; rows are ranks.
+    """The times of ranks, in seconds from the start; rows are ranks.
 
     Attributes:
         arrives_s: when each rank came to each collective: it was ready, and its channel was free.
@@ -177,7 +177,7 @@ class Runs:
 
 @dataclass(frozen=True)
 class OfRank:
-    """What one rank did in one iteration.
+    """The times of one rank in one iteration.
 
     Attributes:
         origin_s: when it began its forward, from the start of the training.

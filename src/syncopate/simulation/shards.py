@@ -23,7 +23,7 @@ from syncopate.units import dtype_bytes
 
 @dataclass(frozen=True)
 class Part:
-    """What travels as one collective: the tensors of a bucket that share a flat buffer.
+    """One collective: the tensors of a bucket that share a flat buffer.
 
     Attributes:
         nbytes: of all of them.

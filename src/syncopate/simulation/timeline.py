@@ -368,7 +368,7 @@ def _pattern(workload: Workload, plan: Plan, played: Iteration, share: float) ->
 
 
 def _beside(workload: Workload, cluster: Cluster, start_s: float, lasts_s: float) -> _Pattern:
-    """What ranks tell each other beside gradients, for which computation waits."""
+    """The messages beside gradients for which computation waits."""
     if not lasts_s:
         return []
     nbytes, end_s = workload.beside_nbytes(cluster.world_size), start_s + lasts_s

@@ -45,7 +45,7 @@ _MOST_STRETCHES = 8
 
 
 class Blocks(NamedTuple):
-    """What a file holds behind its first line.
+    """The content of a file behind its first line.
 
     Attributes:
         records: the bytes of its records, joined.

@@ -3,7 +3,7 @@
 A training notes its events in a ring (:mod:`syncopate.tracing.recorder`), a node of a parameter
 server its messages in another (:mod:`syncopate.tracing.served.rows`). A thread appends them to a
 file of each several times a second, so that a process that is killed loses the last moments alone,
-and a slow disk holds up nobody: what there is no room for is counted.
+and a slow disk holds up no rank: events without room are counted.
 
 [Note: before and after distribute]
 ``trace`` knows nothing of ranks. The file is begun when a model is distributed, or at once where
@@ -28,11 +28,11 @@ from syncopate.artifacts.timeline import PAUSES
 from syncopate.errors import ArtifactError, InvalidValueError, UnknownNameError
 from syncopate.output import new_directory
 from syncopate.tracing.merge import ClockOffset
-from syncopate.tracing.outlet import Outlet
 from syncopate.tracing.pauses import Pauses
 from syncopate.tracing.recorder import Recorder
 from syncopate.tracing.retention import Retention, retention
 from syncopate.tracing.served.rows import WORKER, NodeHeader, RowQueue
+from syncopate.tracing.trace_buffer import BufferedTrace
 from syncopate.tracing.trace_file import Header, TraceWriter
 
 VARIABLE = "SYNCOPATE_TRACE"
@@ -54,7 +54,7 @@ _log = logging.getLogger("syncopate")
 
 
 class Member(NamedTuple):
-    """Who this process is in a run.
+    """The identity of this process in a run.
 
     Attributes:
         run: a random name that all ranks share.
@@ -74,13 +74,13 @@ class Traced(Protocol):
 
     @property
     def member(self) -> Member:
-        """Who this process is."""
+        """The identity of this process."""
 
     def begin_trace(self, capture: Capture, model: int) -> None:
         """Note events in ``capture.recorder`` from now on, as those of the ``model``-th."""
 
     def end_trace(self) -> None:
-        """Note what is over, and then no more."""
+        """Record finished steps, and stop."""
 
     def sample(self) -> None:
         """Note what only grows; another thread calls it now and then."""
@@ -93,11 +93,11 @@ class TracedNode(Protocol):
     def header(self) -> NodeHeader:
         """Whose file it is."""
 
-    def begin_trace(self, outlet: Outlet) -> None:
+    def begin_trace(self, buffer: BufferedTrace) -> None:
         """Note messages from now on."""
 
     def end_trace(self) -> None:
-        """Note no more."""
+        """Stop recording."""
 
 
 class Capture:
@@ -133,9 +133,11 @@ class Capture:
         self._keep = keep or Retention()
         self._models: weakref.WeakKeyDictionary[Traced, int] = weakref.WeakKeyDictionary()
         self._count = 0
-        self._own = Outlet(self.recorder)
-        self._outlets = [self._own]
-        self._nodes: weakref.WeakKeyDictionary[TracedNode, Outlet] = weakref.WeakKeyDictionary()
+        self._own = BufferedTrace(self.recorder)
+        self._buffers = [self._own]
+        self._nodes: weakref.WeakKeyDictionary[TracedNode, BufferedTrace] = (
+            weakref.WeakKeyDictionary()
+        )
         self._pauses = Pauses()
         self._lock = threading.RLock()
         # Held while the disk is waited for, so nothing that a training waits for takes it.
@@ -153,7 +155,7 @@ class Capture:
     @property
     def dropped(self) -> int:
         """How many events there was no room for."""
-        return sum(outlet.waiting.dropped for outlet in self._outlets)
+        return sum(buffer.waiting.dropped for buffer in self._buffers)
 
     def start(self) -> None:
         """Go on, between two iterations; does nothing where it goes on already.
@@ -190,8 +192,8 @@ class Capture:
                 return
             self._thread = None
         self.flush()
-        for outlet in self._outlets:
-            outlet.thin(last=True)
+        for buffer in self._buffers:
+            buffer.thin(last=True)
 
     def __enter__(self) -> Capture:
         self.start()
@@ -222,10 +224,10 @@ class Capture:
         with self._writing:
             for pause in self._pauses.take():
                 self.recorder.add([pause])
-            for outlet in list(self._outlets):
-                outlet.flush()
-                outlet.thin()
-            if all(outlet.broken for outlet in self._outlets):
+            for buffer in list(self._buffers):
+                buffer.flush()
+                buffer.thin()
+            if all(buffer.broken for buffer in self._buffers):
                 self._ends.set()
 
     def _attach(self, subject: Traced) -> None:
@@ -245,9 +247,9 @@ class Capture:
         with self._lock:
             if node not in self._nodes:
                 header = node.header
-                outlet = Outlet(RowQueue(), TraceWriter(self.directory, header, self._keep))
-                self._nodes[node] = outlet
-                self._outlets.append(outlet)
+                buffer = BufferedTrace(RowQueue(), TraceWriter(self.directory, header, self._keep))
+                self._nodes[node] = buffer
+                self._buffers.append(buffer)
                 if header.role == WORKER:  # joins the files of this process
                     self._own.note({"job": header.run, "worker": header.rank})
             self._write_in_background()
@@ -414,7 +416,7 @@ def current() -> Capture | None:
 
 
 def enrol(subject: Traced) -> None:
-    """Let a training that begins be captured, now or when a capture begins."""
+    """Register a training, which is captured now or when a capture begins."""
     _subjects.add(subject)
     if (capture := current()) is None or not capture.active:
         return
@@ -431,7 +433,7 @@ def dismiss(subject: Traced) -> None:
 
 
 def enrol_node(node: TracedNode) -> None:
-    """Let a node of a parameter server be captured, now or when a capture begins."""
+    """Register a node of a parameter server, which is captured now or when a capture begins."""
     _nodes.add(node)
     if (capture := current()) is None or not capture.active:
         return

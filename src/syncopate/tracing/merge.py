@@ -130,7 +130,7 @@ class Bounds(NamedTuple):
 
     @property
     def offset(self) -> ClockOffset | None:
-        """What it is by the ends, and the median of how far single ones are off; None: unknown."""
+        """The offset by the ends, and the median deviation of single ones; None: unknown."""
         low_s, high_s = self.between_s
         if not (math.isfinite(low_s) and math.isfinite(high_s) and low_s <= high_s):
             return None

@@ -38,7 +38,7 @@ class Pauses:
         gc.callbacks.append(self._collects)
 
     def end(self) -> None:
-        """Note no more of them."""
+        """Stop recording them."""
         if self._collects in gc.callbacks:
             gc.callbacks.remove(self._collects)
 

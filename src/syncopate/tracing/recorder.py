@@ -44,7 +44,7 @@ _LANE = {lane: place for place, lane in enumerate(LANES)}
 
 
 class Event(NamedTuple):
-    """What a rank did; times by its ``time.perf_counter``, NaN where they are not known.
+    """An event of a rank; times by its ``time.perf_counter``, NaN where they are not known.
 
     Attributes:
         lane: one of :data:`syncopate.artifacts.timeline.LANES`.

@@ -38,7 +38,7 @@ _LARGEST_EVERY = 1 << 40
 
 
 class Retention(NamedTuple):
-    """What a capture keeps.
+    """The iterations that a capture keeps.
 
     Attributes:
         last: how many iterations at the end are kept whole; None: as many as there is room for.
@@ -52,7 +52,7 @@ class Retention(NamedTuple):
 
     @property
     def target_bytes(self) -> int:
-        """What a file has at most when it was thinned."""
+        """The largest size of a thinned file."""
         return self.limit_bytes // 4
 
     def due(self, nbytes: int, thinned_bytes: int, fresh: int) -> bool:
@@ -75,7 +75,7 @@ def retention(
     environment: Mapping[str, str] = os.environ,
     limit_bytes_default: int = LIMIT_BYTES,
 ) -> Retention:
-    """Return what to keep: as it is given, else as the environment says, else the defaults.
+    """Return the settings: as given, else from the environment, else the defaults.
 
     Args:
         last: see :class:`Retention`; None: not given.

@@ -49,7 +49,7 @@ _NO_METADATA = ("number", "iteration", "tensors")
 
 
 class Run(NamedTuple):
-    """What a directory says of a training.
+    """A training, as its directory records it.
 
     Attributes:
         timeline: every rank that wrote a file, on rank 0's clock.

@@ -82,7 +82,7 @@ class Thinning:
             mine[2] += count * RECORD.itemsize
 
     def choose(self) -> None:
-        """Say what is kept; all blocks were seen."""
+        """Choose the blocks to keep, after all blocks were seen."""
         if not self._of_rank:
             newest = np.cumsum(self._sizes[::-1])
             fits = int(np.searchsorted(newest, self._retention.target_bytes, side="right"))
@@ -105,7 +105,7 @@ class Thinning:
             self._said = {"thinned": {"before": int(iterations[gaps[-1]]) + 1, "every": every}}
 
     def keep(self, is_note: bool, payload: bytes) -> Iterator[tuple[bool, bytes]]:
-        """Yield what stays, as far as it is known with this block."""
+        """Yield the kept blocks that are known with this one."""
         self._rest()
         if is_note:
             yield from self._notes(payload)

@@ -77,12 +77,12 @@ class Header(Artifact, frozen=True, kw_only=True):
 
     @property
     def stem(self) -> str:
-        """What its file is called."""
+        """The name of its file."""
         return f"rank-{self.rank}"
 
 
 class Written(NamedTuple):
-    """What a trace file holds.
+    """The content of a trace file.
 
     Attributes:
         path: the file.
@@ -98,7 +98,7 @@ class Written(NamedTuple):
 
     @property
     def notes(self) -> tuple[dict[str, Any], ...]:
-        """What else was said, in order."""
+        """The other notes, in order."""
         return self.blocks.notes
 
     @property

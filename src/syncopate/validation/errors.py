@@ -40,7 +40,7 @@ class Errors(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """What a measurement may be, over its prediction.
+    """The interval of a measurement over its prediction.
 
     Attributes:
         low: 5% of the measurements were below this part of their prediction.

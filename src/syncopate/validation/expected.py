@@ -120,7 +120,7 @@ def costs_of(cell: Cell, cluster: Cluster) -> Costs | None:
 
 
 def home_with(hosts: int, cluster: Cluster, workloads: Mapping[str, Workload]) -> Home:
-    """Return what is kept of a calibration: its curves are of its own links, and left out."""
+    """Return a calibration without its curves, which hold for its own links."""
     bare: Cluster = structs.replace(cluster, curves=(), probes=())
     assert set(workloads) == {REPLAYED, COMPUTING}
     return Home(hosts=hosts, cluster=bare, workloads=dict(workloads))

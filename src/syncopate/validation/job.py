@@ -37,7 +37,7 @@ QUICK = Effort(calibration_s=5.0, turns=2, steps=4, warmup=4)
 
 
 class Job(Artifact, frozen=True, kw_only=True):
-    """What the ranks are to do.
+    """The job of the ranks.
 
     Attributes:
         folder: where every rank writes what it has to tell.
@@ -78,7 +78,7 @@ class Job(Artifact, frozen=True, kw_only=True):
 
 
 class Told(Artifact, frozen=True, kw_only=True):
-    """What one rank has to tell; what was not asked for is left out.
+    """The results of one rank, as far as they were asked for.
 
     Attributes:
         error: why it could not; empty where it could.

@@ -109,7 +109,7 @@ class Point(Record, frozen=True, kw_only=True):
 
 
 class Home(Record, frozen=True, kw_only=True):
-    """What is known of some hosts, from where no point is measured.
+    """The calibration of some hosts, at a rate where no point is measured.
 
     Attributes:
         hosts: how many.

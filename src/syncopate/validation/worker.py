@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from syncopate.artifacts.workload import Workload
 from syncopate.calibration.calibrate import calibrate
 from syncopate.collectives import Communicator
-from syncopate.engine.distribute import distribute
+from syncopate.engine.distribute import Distributed, distribute
 from syncopate.paramserver.job import Job as Servers
 from syncopate.paramserver.worker import KVStore
 from syncopate.profiling.profile import profile
@@ -53,7 +53,7 @@ class _Work(NamedTuple):
 
     @property
     def model(self) -> nn.Module:
-        """What is trained."""
+        """The model, loss and batches of a training."""
         return self.task.model
 
     def optimizer(self) -> torch.optim.Optimizer:
@@ -119,7 +119,7 @@ def _distributed(job: Job, work: _Work) -> Iterator[tuple[nn.Module, torch.optim
     if not job.servers:
         model, optimizer = distribute(work.model, work.optimizer(), plan=job.plan)
         yield model, optimizer
-        model.syncopate.detach()
+        _detach(model)
         return
     given = rules.Rules(mode="ssgd", optimizer=rules.SGD(lr=LR))
     servers = Servers(
@@ -132,7 +132,12 @@ def _distributed(job: Job, work: _Work) -> Iterator[tuple[nn.Module, torch.optim
     with KVStore(given, job=servers) as store:
         model, optimizer = distribute(work.model, work.optimizer(), plan=job.plan, exchange=store)
         yield model, optimizer
-        model.syncopate.detach()
+        _detach(model)
+
+
+def _detach(model: nn.Module) -> None:
+    assert isinstance(model, Distributed)
+    model.syncopate.detach()
 
 
 def _made(name: str, workload: Workload) -> _Work:

@@ -17,7 +17,7 @@ import syncopate
 from syncopate.delay import Delay
 from syncopate.engine.distribute import distribute
 from syncopate.engine.exchange.push import gathering as base
-from syncopate.engine.selfplan.safe import carried_by
+from syncopate.engine.selfplan.ddp_buckets import carried_by
 from syncopate.errors import EngineError, InvalidValueError, ParameterServerError
 from syncopate.paramserver.job import Job
 from syncopate.protocol.rules import Rules

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from syncopate.artifacts.cluster import Cluster
 from syncopate.calibration import probing
-from syncopate.engine.selfplan import cache, contest, course, payback
-from syncopate.engine.selfplan.safe import first_plan
+from syncopate.engine.selfplan import cache, contest, payback, phases
+from syncopate.engine.selfplan.ddp_buckets import first_plan
 from syncopate.engine.selfplan.stepwise import Stepwise
 from syncopate.errors import CalibrationError
 from tests.children import HANGS_S, environment
@@ -95,7 +95,7 @@ class _SelfPlanned(Pair):
         """Let this rank's clock say that steps take so long, by the plan at work."""
         engine = self.model.syncopate
         # A forged clock says nothing of what could be gained.
-        course.least_step_s = lambda *_: 0.0
+        phases.least_step_s = lambda *_: 0.0
 
         def between_s(_: Any, __: Any) -> float:
             return plan_s if engine.plan.policy == "wfbp" else ddp_s
@@ -151,7 +151,7 @@ def _forged(
 
 def _at_any_price() -> None:
     payback.SHARE = EVERYTHING
-    course.least_step_s = lambda *_: 0.0
+    phases.least_step_s = lambda *_: 0.0
 
 
 def _measures_everything_itself(rank: int, world_size: int) -> None:
@@ -163,7 +163,7 @@ def _measures_everything_itself(rank: int, world_size: int) -> None:
         pair.check(tolerance=1e-3)
         engine = pair.model.syncopate
         assert engine.plan.world_size == world_size
-        assert steps > course.WARMUP + course.SAMPLES
+        assert steps > phases.WARMUP + phases.SAMPLES
         assert engine.workload.fingerprint == engine.plan.fingerprint
         expected = engine.communicator.detector.expected
         assert expected.probes
@@ -220,7 +220,7 @@ def _is_ended_by_an_install(rank: int, world_size: int) -> None:
     with _stderr():
         pair = _SelfPlanned(rank)
         # In the midst of probing, whose thread must not outlive it.
-        course.PORTION = 1e-9
+        phases.PORTION = 1e-9
         for _ in range(MOST_STEPS):
             pair.train(rank, 1)
             if "syncopate-portions" in {thread.name for thread in threading.enumerate()}:
@@ -239,7 +239,7 @@ def _is_ended_by_an_install(rank: int, world_size: int) -> None:
 
 def _leaves_alone_what_cannot_be_better(rank: int, world_size: int) -> None:
     payback.SHARE = EVERYTHING
-    course.least_step_s = lambda *_: 1e9
+    phases.least_step_s = lambda *_: 1e9
     with _stderr() as log:
         pair = _SelfPlanned(rank, cluster=CLUSTER)
         pair.settle(rank)

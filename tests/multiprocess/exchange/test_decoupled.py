@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from syncopate.engine import console
-from syncopate.engine.exchange.seen.weights import Pending
+from syncopate.engine.exchange.proxies.weights import Pending
 from syncopate.errors import EngineError
 from tests.multiprocess.harness import run_ranks
 from tests.multiprocess.programs.base import PLANS, Run, adamw, differences, loss_of, net, sgd

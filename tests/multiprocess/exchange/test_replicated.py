@@ -13,7 +13,7 @@ from torch import nn
 from syncopate.artifacts.plan import SHARDED
 from tests.multiprocess.engine.cases import run_cases
 from tests.multiprocess.exchange.cases import Run, batch, both, launches, squares, watched
-from tests.multiprocess.exchange.seen.test_gradients import clip_norm, clip_value, scaling, train
+from tests.multiprocess.exchange.proxies.test_gradients import clip_norm, clip_value, scaling, train
 from tests.multiprocess.exchange.test_parts import PARTS, trained
 from tests.multiprocess.harness import Cases, run_ranks
 

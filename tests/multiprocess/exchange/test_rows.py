@@ -14,8 +14,8 @@ from syncopate.artifacts.plan import SHARDED
 from syncopate.engine.distribute import distribute
 from syncopate.engine.exchange.kinds import KINDS
 from syncopate.engine.exchange.layout import Layout
-from syncopate.engine.exchange.update.owned import Beside, PieceUpdate
 from syncopate.engine.exchange.update.pieces import Pieces
+from syncopate.engine.exchange.update.sharded_update import Beside, PieceUpdate
 from tests.multiprocess.engine.cases import TIMEOUT_S, identical_everywhere, plan_of
 from tests.multiprocess.exchange.cases import Odd, batch
 from tests.multiprocess.harness import run_ranks

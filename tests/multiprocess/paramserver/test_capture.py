@@ -17,7 +17,7 @@ from syncopate.tracing.capture import VARIABLE
 from syncopate.tracing.run import Run, read_run
 from syncopate.tracing.served.clocks import pairs
 from syncopate.tracing.served.files import dlc_files
-from syncopate.tracing.served.read import Wired
+from syncopate.tracing.served.rows import Wired
 from syncopate.tracing.served.to_dlc import dlc_traces
 from tests.children import environment
 

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 import syncopate
 from syncopate.artifacts.plan import ALLREDUCE, DECOUPLED, ROOTED, SERVED, SHARDED
 from syncopate.delay import SGD, Delay, LocalSGD
-from syncopate.engine.selfplan.safe import carried_by, first_plan
+from syncopate.engine.selfplan.ddp_buckets import carried_by, first_plan
 from syncopate.paramserver.job import Job
 from syncopate.protocol.rules import Rules
 from syncopate.zoo import char_gpt, resnet50

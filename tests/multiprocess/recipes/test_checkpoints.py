@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import syncopate
 from syncopate.artifacts.plan import SHARDED
-from syncopate.engine.selfplan import course, payback
+from syncopate.engine.selfplan import payback, phases
 from syncopate.errors import CollectiveError, EngineError, SyncopateError
 from tests.multiprocess.engine.cases import TIMEOUT_S
 from tests.multiprocess.harness import run_ranks
@@ -134,7 +134,7 @@ def saves_while_planning(rank: int, world_size: int, folder: Path) -> None:
     from accelerate import Accelerator  # noqa: PLC0415 - only ranks need it
 
     # Every plan is tried, also one that gains nothing.
-    payback.SHARE, course.least_step_s = 1e9, lambda *_: 0.0
+    payback.SHARE, phases.least_step_s = 1e9, lambda *_: 0.0
     accelerator = Accelerator(cpu=True)
     tried: set[str] = set()
     saved_after = None

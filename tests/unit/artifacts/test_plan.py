@@ -116,7 +116,7 @@ def test_the_distance_to_the_bound():
         (lambda: _plan(_bucket("a", channel=-1)), "channel of the push of bucket 0 is -1"),
         (lambda: _plan(_bucket("a", root=1)), "root of the push of bucket 0 is 1.*a root"),
         (lambda: _rooted(4, 4), r"root of the push of bucket 0 is 4.*in 0\.\.3"),
-        (lambda: _rooted(1, 2), r"roots of bucket 0 is \[1, 2\].*who updates"),
+        (lambda: _rooted(1, 2), r"roots of bucket 0 is \[1, 2\].*sum updates"),
         (
             lambda: _plan(_bucket("a", collective="reduce"), exchange="sharded"),
             "reduce_scatter and all_gather, or all_reduce, which the sharded exchange runs",

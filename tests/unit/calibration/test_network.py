@@ -11,7 +11,7 @@ from syncopate.calibration import network, probing
 from syncopate.calibration.network import measure_network
 from syncopate.calibration.samples import SIZES
 from syncopate.topology import topology
-from tests.unit.calibration.test_handling import TRUE, bare, probed
+from tests.unit.calibration.test_message_overhead import TRUE, bare, probed
 
 
 class Peer:

@@ -34,7 +34,7 @@ def test_views_have_the_parameters_layout_and_tile_the_buffer() -> None:
         nn.Parameter(torch.tensor(1.0)),
         nn.Parameter(torch.zeros(0, 3)),
     ]
-    flat = FlatBuffer(_trainables(*parameters), tail_elements=2)
+    flat = FlatBuffer(_trainables(*parameters), trailer_elements=2)
     assert flat.wire.numel() == sum(p.numel() for p in parameters) + 2
     assert flat.nbytes == flat.wire.numel() * 4
     for index, (parameter, view) in enumerate(zip(parameters, flat.views, strict=True)):
@@ -74,11 +74,11 @@ def test_a_gradient_that_was_given_other_memory_comes_back_to_its_place(accumula
 
 def test_complex_gradients_travel_as_real_numbers() -> None:
     parameter = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
-    flat = FlatBuffer(_trainables(parameter), tail_elements=1)
+    flat = FlatBuffer(_trainables(parameter), trailer_elements=1)
     parameter.grad = torch.tensor([1 + 2j, 3 - 4j])
     gather(flat)
     assert flat.wire.tolist() == [1.0, 2.0, 3.0, -4.0, 0.0, 0.0]
-    assert flat.tail.numel() == 2
+    assert flat.trailer.numel() == 2
 
 
 def test_sparse_gradients_are_refused() -> None:
@@ -102,11 +102,11 @@ def test_one_buffer_per_dtype_and_the_tail_at_the_end() -> None:
             Bucket(tensors=("p2", "p1", "p0"), nbytes=32, push=Recipe("all_reduce", "native")),
         ),
     )
-    first, last = build_buckets(plan, trainables, tail_elements=5)
+    first, last = build_buckets(plan, trainables, trailer_elements=5)
     assert [part.wire.dtype for part in first.parts] == [torch.float16]
     assert first.parts[0].averaged_before
     assert [part.wire.dtype for part in last.parts] == [torch.float32, torch.float64]
-    assert [part.tail.numel() for part in (*first.parts, *last.parts)] == [0, 0, 5]
+    assert [part.trailer.numel() for part in (*first.parts, *last.parts)] == [0, 0, 5]
     assert (last.size, last.nbytes) == (3, 16 + 16 + 40)
     assert [part.messages[0].push.algorithm for part in last.parts] == ["native"] * 2
 
@@ -133,7 +133,7 @@ def test_a_bucket_runs_as_the_plan_says() -> None:
             )
         ),
     )
-    found = build_buckets(plan, trainables, tail_elements=1)
+    found = build_buckets(plan, trainables, trailer_elements=1)
     messages = [one.parts[0].messages[0] for one in found]
     assert [(message.bucket, message.push) for message in messages] == [
         (0, Recipe("all_reduce", "ring", 0, {"order": (1, 0)}, 0)),
@@ -161,7 +161,7 @@ def test_gradients_lie_apart_and_in_order_as_they_are_told() -> None:
 
 
 def test_the_parts_of_a_tensor_are_messages_of_one_buffer() -> None:
-    """Gathered one by one; the last one makes the gradient a view, and takes the tail along."""
+    """Gathered one by one; the last one makes the gradient a view, and takes the trailer along."""
     first = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
     table = nn.Parameter(torch.zeros(4, 3).t())
     trainables = _trainables(first, table)
@@ -184,7 +184,7 @@ def test_the_parts_of_a_tensor_are_messages_of_one_buffer() -> None:
         ),
     )
     plan.require_fit([("p0", 3, "complex64"), ("p1", 12, "float32")], 1)
-    one, other = build_buckets(plan, trainables, tail_elements=2)
+    one, other = build_buckets(plan, trainables, trailer_elements=2)
     assert [(bucket.index, bucket.size) for bucket in (one, other)] == [(0, 1), (1, 1)]
     assert [message.wire.numel() for message in one.parts[0].messages] == [2, 4]
     (flat,) = other.parts

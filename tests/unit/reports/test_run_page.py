@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from syncopate.analysis.causes.explanation import explanation
-from syncopate.analysis.trips import Trip
+from syncopate.analysis.round_trips import RoundTrip
 from syncopate.artifacts.timeline import Span, Timeline
 from syncopate.reports.pages.evidence import Evidence, Price, alike
 from syncopate.reports.pages.parts import division
@@ -231,7 +231,7 @@ def test_remarks_and_metadata_are_shown():
 def test_servers_have_their_stages():
     """A push takes 1 s to come, waits 3 s for the others, and so on."""
     moments = (0.0, 0.5, 1.0, 4.0, 5.0, 4.2, 4.5, 5.5, 5.6, 7.0)
-    trips = tuple(Trip(0, "t0", server, 0, 1, 100, *moments) for server in ("s0", "s1"))
+    trips = tuple(RoundTrip(0, "t0", server, 0, 1, 100, *moments) for server in ("s0", "s1"))
     page = page_of(slow_rank(), trips=trips)
     said = seen(page)
     assert "43% of it goes to waiting for other workers; to mend it: workers that come" in said

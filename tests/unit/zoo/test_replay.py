@@ -172,7 +172,7 @@ class TestModules:
         assert ready_order(module) == [t.name for t in given.tensors]
 
     def test_a_layer_looks_at_its_weights_before_it_takes_its_time(self) -> None:
-        """What waits for weights notices functions of torch: ``exchange/seen/weights.py``."""
+        """What waits for weights notices functions of torch: ``exchange/proxies/weights.py``."""
         module = replay(workload("b.weight", "a.weight", part_s=1e-4))
         events: list[str] = []
 

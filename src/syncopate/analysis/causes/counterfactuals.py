@@ -56,7 +56,7 @@ _MOST = 0.75
 """What so many of the ranks do, all do."""
 
 _WIDELY = 0.08
-"""They also differ where most iterations differ by this part, whatever goes together."""
+"""They also differ where most iterations differ by this part, regardless of what goes together."""
 
 _PARTS = ("forward", "backward", "update", INPUT)
 _FORWARD, _BACKWARD, _UPDATE, _INPUT = range(4)
@@ -113,7 +113,7 @@ class Counterfactuals:
         self._find()
 
     def _covered(self, name: str) -> tuple[Times, Times] | None:
-        """Return what pauses of a name cover of each task and of the gap before it; None: none."""
+        """Return the part of tasks and gaps that pauses of a name cover, or None."""
         spans, tasks = self._replay.timeline.columns, self._replay.tasks
         chosen = spans.take(np.flatnonzero(spans.in_lanes("wait") & spans.named((name,))))
         if not len(chosen):
@@ -170,7 +170,7 @@ class Counterfactuals:
         self._shares = Shares(self._replay, self.ranks)
 
     def _median(self, parts_s: Times) -> Times:
-        """Return what is usual of each rank: the median over iterations, of few the mean."""
+        """Return each rank's usual value: the median over iterations, of few the mean."""
         of = parts_s[:, self._counted]
         if len(self._counted) < SEVERAL:
             return np.asarray(of.mean(axis=1))
@@ -248,7 +248,7 @@ class Counterfactuals:
         ]
 
     def _exceeds(self, rank: int, other: int, part: int, least_s: float) -> bool:
-        """Say whether a rank surely exceeds another, by their places, in a part, by so much."""
+        """Return whether a rank surely exceeds another in a part, by ``least_s`` at least."""
         more_s = (self._level[rank, :, part] - self._level[other, :, part])[self._counted]
         return bool(more_s.mean() > least_s) and surely_positive(more_s.tolist())
 
@@ -277,7 +277,7 @@ class Counterfactuals:
         return found
 
     def _found_starved(self) -> list[int]:
-        """Find who waits for input longer than all of its stage do.
+        """Find the ranks that wait for input longer than all of their stage.
 
         All wait as long as the rank that waits least. Where weights come while ranks wait for
         input, some are held up by these instead: then what three quarters do, all do.
@@ -468,7 +468,7 @@ class Counterfactuals:
         return rows, (ranks, rank), (numbers, at)
 
     def _of_others(self) -> Times:
-        """Return of each part of a message what the others take, in the median; NaN: nobody."""
+        """Return the other ranks' median for each part of a message; NaN where no other has it."""
         moved_s, found = self._replay.recorded.transfers_s, self._replay.messages
         others_s = np.full(len(moved_s), np.nan)
         for size in np.unique(found.sizes).tolist():

@@ -56,8 +56,8 @@ from syncopate.analysis.evidence.links import SlowLinks, conclusive, recorded, s
 from syncopate.analysis.evidence.servers import Servers
 from syncopate.analysis.exposure import exposures
 from syncopate.analysis.replay import Replay
+from syncopate.analysis.round_trips import RoundTrip
 from syncopate.analysis.stragglers import SERVER
-from syncopate.analysis.trips import Trip
 from syncopate.analysis.work import INPUT, SEVERAL, whole
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.timeline import Timeline
@@ -145,9 +145,9 @@ class Explanation:
 
 
 def explanation(
-    timeline: Timeline, cluster: Cluster | None = None, trips: Sequence[Trip] = ()
+    timeline: Timeline, cluster: Cluster | None = None, trips: Sequence[RoundTrip] = ()
 ) -> Explanation:
-    """Return what iterations lose time to, by counterfactual replay.
+    """Return the causes that cost iterations time, by counterfactual replay.
 
     Args:
         timeline: measured or simulated.

@@ -31,7 +31,7 @@ class Stages:
         self.pipelines = [[place[rank] for rank in mine if rank in place] for mine in found]
 
     def evenly_s(self, parts_s: Times) -> tuple[float, float]:
-        """Return what a stage takes in an iteration, were all even, and what the longest takes.
+        """Return the time of a stage in an iteration if all were even, and that of the longest.
 
         In the mean over iterations, of the pipeline in which that is most; 0: there are no stages.
 

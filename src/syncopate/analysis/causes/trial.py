@@ -50,7 +50,7 @@ class Cause:
             together. [Note: several causes]
         iterations: where it happened once; empty where it is usual.
         lane: of a rank that computes longer, where most of that is; of a slow server, the stage of
-            :data:`~syncopate.analysis.trips.STAGES`.
+            :data:`~syncopate.analysis.round_trips.STAGES`.
         own: how many seconds it usually computes there in an iteration, or a slice is in that
             stage; of a slow link, how many bytes per second it carries; of batches, by which part
             of them they usually differ; of stages, what the longest computes. 0: not known.
@@ -202,7 +202,7 @@ class Trial:
         return [one for one in of if id(one) not in there]
 
     def _groups(self) -> list[tuple[Part, ...]]:
-        """Return what is one cause each: ranks by themselves, or those of one kind together."""
+        """Return the causes: single ranks, or all ranks with the same fault together."""
         kinds: dict[tuple[str, bool, str], list[Part]] = defaultdict(list)
         for one in self._parts:
             lane = self._without.longest(one.ranks[0])[0] if one.kind == COMPUTE else ""
@@ -263,7 +263,7 @@ class Trial:
         )
 
     def _pipeline(self) -> Cause:
-        """Return what stages lose to each other: what they take beyond even work without waits."""
+        """Return the time that stages wait for each other, beyond even work without waits."""
         return Cause(
             PIPELINE,
             (),

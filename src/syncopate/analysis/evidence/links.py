@@ -3,7 +3,7 @@
 [Note: the kernel keeps count] A rank that waits for a slow network cannot tell it from ranks that
 compute. Its kernel can: for each connection it counts the bytes that arrived and the time in which
 any were under way, without the time in which the receiver had no room for more. Their quotient is
-the rate of the link, whatever the ranks do in between, and no message pays for it.
+the rate of the link, regardless of what the ranks do in between, and no message pays for it.
 
 [Note: beyond doubt] A link looks slower than it is where other connections of its hosts are
 busy at the same time, and where messages are short: the kernel may hold back the last
@@ -61,7 +61,7 @@ _AS_SLOW = 2.0
 
 
 class Carried(msgspec.Struct, frozen=True, array_like=True):
-    """What one connection of a rank has carried away from it since it was made.
+    """The bytes that one connection of a rank has sent since it was made.
 
     Attributes:
         channel: whose it is.
@@ -105,7 +105,7 @@ _Unit = tuple[object, ...]
 
 @dataclass(frozen=True)
 class Link:
-    """What passed from one rank to another on another host, on all channels.
+    """The traffic from one rank to another on another host, on all channels.
 
     Attributes:
         src: the rank that sent.
@@ -163,7 +163,7 @@ class SlowLinks(NamedTuple):
 def links_between(
     before: Mapping[int, Entry], after: Mapping[int, Entry], *, doubts: bool = True
 ) -> tuple[Link, ...]:
-    """Return what passed between hosts from one roll to another.
+    """Return the traffic between hosts from one sample to the next.
 
     What a rank carried outside collectives is not told from the rest: where it exchanged messages
     with others meanwhile, its links are left out.
@@ -218,7 +218,7 @@ def _joined(src: int, dst: int, parts: Sequence[tuple[int, float, int]], doubts:
 
 
 def conclusive(links: Sequence[Link]) -> bool:
-    """Say whether enough was carried to judge by."""
+    """Return whether there was enough traffic to judge by."""
     return any(link.nbytes >= _ENOUGH_BYTES for link in links) and any(
         link.busy_s >= _ENOUGH_S for link in links
     )

@@ -1,4 +1,4 @@
-"""Pipelines: which ranks are stages of one, and who sent what to whom.
+"""Pipelines: which ranks are stages of one, and what each sent to which.
 
 A stage receives activations before a forward and sends some on after it; before a backward it
 receives their gradients from the next stage, and sends its own to the one before. So what a rank

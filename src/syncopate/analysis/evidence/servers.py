@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from syncopate.analysis.evidence.noise import exceeds
 from syncopate.analysis.replay import Durations, Replay
-from syncopate.analysis.trips import STAGES, Trip, journeys
+from syncopate.analysis.round_trips import STAGES, RoundTrip, journeys
 from syncopate.artifacts.timelines.spans import LANES
 
 _ITS_OWN = tuple(stage for stage in STAGES if stage not in ("other workers", "request"))
@@ -37,7 +37,7 @@ _Message = tuple[str, str, int, int]
 
 
 class _Way(NamedTuple):
-    """Which slices of a server were there when, of one worker in one iteration, in this order.
+    """The arrival times of a server's slices at one worker in one iteration, in order.
 
     Attributes:
         at_s: when each was, since the first of any server set out.
@@ -57,7 +57,7 @@ class _Way(NamedTuple):
         return self.at_s[-1] * nbytes / max(self.nbytes[-1], 1)
 
 
-def _ways(trips: Sequence[Trip], begins: str, ends: str) -> dict[str, _Way]:
+def _ways(trips: Sequence[RoundTrip], begins: str, ends: str) -> dict[str, _Way]:
     """Return the way of each server's slices, between two moments of their trips."""
     began_s = min(getattr(trip, begins) for trip in trips)
     rows: dict[str, list[tuple[float, int, int]]] = defaultdict(list)
@@ -102,9 +102,9 @@ class Servers:
         slow: the servers that keep workers waiting, by rank among servers.
     """
 
-    def __init__(self, trips: Sequence[Trip], replay: Replay) -> None:
+    def __init__(self, trips: Sequence[RoundTrip], replay: Replay) -> None:
         counted = frozenset(replay.iterations)
-        self._trips: dict[_Turn, list[Trip]] = defaultdict(list)
+        self._trips: dict[_Turn, list[RoundTrip]] = defaultdict(list)
         for trip in trips:
             self._trips[trip.rank, trip.iteration].append(trip)
         stages = journeys(trip for trip in trips if trip.iteration in counted)
@@ -141,7 +141,7 @@ class Servers:
         return stage, own_s, others_s
 
     def like_others(self, durations: Durations, server: int) -> None:
-        """Let messages end when they would, were a server as far as the others.
+        """End messages when they would end if a server were as fast as the others.
 
         Acknowledgements of its pushes come as soon after them as those of the others.
         """
@@ -149,7 +149,7 @@ class Servers:
         for lane, moment, ways in (("push", "came_s", self._came), ("pull", "back_s", self._back)):
             for turn, trips in self._trips.items():
                 sooner_s = _sooner_s(ways[turn], name)
-                carried: dict[str, list[Trip]] = defaultdict(list)
+                carried: dict[str, list[RoundTrip]] = defaultdict(list)
                 for trip in trips:
                     carried[trip.name].append(trip)
                 tails_s: dict[str, float] = {}
@@ -173,7 +173,7 @@ class Servers:
         return float(ends_s.max()) if len(ends_s) else otherwise_s
 
     def _shorten(self, durations: Durations, message: _Message, by_s: float) -> None:
-        """Let a message end sooner, by so much of what it was recorded to last."""
+        """Shorten a message by a part of its recorded duration."""
         for part in self._parts.get(message, ()):
             lasted_s = self._replay.recorded.transfers_s[part]
             if lasted_s > 0:

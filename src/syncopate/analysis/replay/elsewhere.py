@@ -48,7 +48,7 @@ _NOT_COPIED = (RECORDED, OWN_CLUSTER, "clock_error_s")
 
 
 class Spent(NamedTuple):
-    """What an iteration is spent on, in the mean over ranks and iterations, seconds.
+    """The parts of an iteration, the mean over ranks and iterations, seconds.
 
     Attributes:
         computing_s: forward, backward and update.
@@ -95,7 +95,7 @@ class Elsewhere:
 
     @property
     def spent(self) -> tuple[Spent, Spent]:
-        """What an iteration was spent on, and is spent on there."""
+        """The parts of an iteration, recorded and on the other network."""
         both = ((self.recorded, self.recorded_s), (self.timeline, self.replayed_s))
         before, after = (_spent(one, self.iterations, times_s) for one, times_s in both)
         return before, after
@@ -266,7 +266,7 @@ def _carry(
 
 
 def messages_of(run: Replay) -> list[Message]:
-    """Return what each message of a replay is."""
+    """Return the kind of each message of a replay."""
     found, timeline = run.messages, run.timeline
     spans = found.spans
     nbytes = found.most(spans.nbytes).tolist() if len(found) else []

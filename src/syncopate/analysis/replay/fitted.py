@@ -34,7 +34,7 @@ _PUSH, _PULL = "send", "receive"
 
 
 class Line(NamedTuple):
-    """What messages of one collective take: ``a + b n``.
+    """The fitted time of one collective's messages: ``a + b n``.
 
     Attributes:
         a_s: the start-up.
@@ -69,7 +69,7 @@ class FittedNetwork:
 
     @property
     def pool(self) -> float:
-        """What the links of all servers carry together, over the link of one worker."""
+        """The rate of all servers' links together, over that of one worker's link."""
         return float(self.servers or 1)
 
     def changed(
@@ -108,7 +108,7 @@ class FittedNetwork:
         )
 
     def price(self, message: Message) -> Price:
-        """Return what a message takes.
+        """Return the time of a message.
 
         Raises:
             UnknownNameError: the run had no such collective.

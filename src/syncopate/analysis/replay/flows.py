@@ -30,7 +30,7 @@ _SLACK_S = 1e-12
 
 @dataclass
 class Flow:
-    """What moves at once.
+    """The flows under way at once.
 
     Attributes:
         parts: in the order in which they are over.

@@ -80,7 +80,7 @@ class Parts(NamedTuple):
 
 @dataclass
 class Durations:
-    """What can be changed: seconds of each task, of the gap before it, and of each transfer.
+    """The changeable durations: of each task, of the gap before it, and of each transfer.
 
     Attributes:
         tasks_s: by task.
@@ -297,7 +297,7 @@ class Replay:
     def _weights(self, of: Durations) -> Times:
         """Return the weight of each edge."""
         tasks, parts, gates, others = self.tasks, self.parts, self.gates, self.others
-        lasts_s = np.append(of.tasks_s, 0.0)  # what is not there takes no time
+        lasts_s = np.append(of.tasks_s, 0.0)  # a missing task takes no time
         return np.concatenate(
             (
                 lasts_s[tasks.previous] + of.gaps_s,

@@ -50,7 +50,7 @@ _SHORT = 0.01
 
 
 class Times(NamedTuple):
-    """What is known of the clocks of a timeline.
+    """The errors of a timeline's clocks.
 
     Attributes:
         origin_s: when it begins.

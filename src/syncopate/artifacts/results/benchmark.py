@@ -152,7 +152,7 @@ class Series(Record, frozen=True, kw_only=True):
 
 
 class Benchmark(Shown, Artifact, frozen=True, kw_only=True):
-    """What ``syncopate bench`` measured.
+    """The result of ``syncopate bench``.
 
     Attributes:
         collective: such as ``"all_reduce"``.
@@ -193,7 +193,7 @@ class Benchmark(Shown, Artifact, frozen=True, kw_only=True):
                 )
 
     def summary(self) -> tuple[str, ...]:
-        """Return what was timed where."""
+        """Return the collective and the ranks in words."""
         hosts = len(set(self.hosts))
         return (
             f"{self.collective} of {self.dtype} on {format_count(self.world_size, 'rank')}, "

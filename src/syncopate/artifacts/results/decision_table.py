@@ -41,7 +41,7 @@ class Candidate(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class SizeRange(Record, frozen=True, kw_only=True):
-    """What carries all collectives of a range of sizes.
+    """The algorithm and options for a range of sizes.
 
     Attributes:
         min_bytes: the smallest, counted as nccl-tests counts it (the total buffer).
@@ -126,7 +126,7 @@ class DecisionTable(Shown, Artifact, frozen=True, kw_only=True):
         return (f"decisions for {self.cluster}: {ranks} on {hosts}",)
 
     def rows(self) -> list[Row]:
-        """Return what carries which sizes; ``most_nbytes`` is None where there is no limit."""
+        """Return the ranges and their algorithms; ``most_nbytes`` is None without a limit."""
         return [
             {
                 "collective": decided.collective,

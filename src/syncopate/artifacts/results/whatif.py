@@ -131,7 +131,7 @@ _WORDS: dict[str, str | Callable[[Any], str]] = {
 
 
 class Outcome(Record, frozen=True, kw_only=True):
-    """What a plan gives at a setting.
+    """The prediction of a plan at a setting.
 
     Attributes:
         policy: of its buckets.
@@ -252,7 +252,7 @@ class WhatIf(Shown, Artifact, frozen=True, kw_only=True, omit_defaults=True):
         links: what links keep the efficiency.
         doubts: inputs at the ends of their intervals.
         sentences: the answers.
-        assumptions: what was not measured, a sentence each.
+        assumptions: in the place of measurements, a sentence each.
         interval: where the intervals come from.
         currency: of costs; empty without prices.
         complete: whether the sweep was finished.
@@ -278,11 +278,11 @@ class WhatIf(Shown, Artifact, frozen=True, kw_only=True, omit_defaults=True):
     complete: bool = True
 
     def summary(self) -> tuple[str, ...]:
-        """Return what was asked, and the answers."""
+        """Return the question, and the answers."""
         return (f"{self.model} on {self.cluster}", *self.sentences)
 
     def rows(self) -> list[Row]:
-        """Return what varies, the best plan and DDP's buckets of each point."""
+        """Return each point's setting, its best plan and DDP's buckets."""
         varied = self.varied or ("nodes", "bandwidth")
         return [
             {axis: point.setting.said(axis) for axis in varied}
@@ -300,7 +300,7 @@ class WhatIf(Shown, Artifact, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Prices(Record, frozen=True, kw_only=True):
-    """What an hour of a cluster costs; ``prices.toml``.
+    """The prices of an hour of a cluster; ``prices.toml``.
 
     Attributes:
         epoch_samples: samples of an epoch.

@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 
 class Message(NamedTuple):
-    """What a message is, as far as its price depends on it.
+    """The fields of a message on which its price depends.
 
     Attributes:
         collective: such as ``"all_reduce"``; ``"send"`` and ``"receive"`` go to and come from
@@ -23,7 +23,7 @@ class Message(NamedTuple):
 
 
 class Price(NamedTuple):
-    """What a message takes, seconds.
+    """The time of a message, seconds.
 
     Attributes:
         startup_s: the part of it in which it needs no link.
@@ -46,7 +46,7 @@ class Network(Protocol):
 
     @property
     def name(self) -> str:
-        """What to call it in reports."""
+        """Its name in reports."""
 
     @property
     def world_size(self) -> int:
@@ -54,10 +54,10 @@ class Network(Protocol):
 
     @property
     def pool(self) -> float:
-        """What the links of all parameter servers carry together, over the link of one worker."""
+        """The rate of all servers' links together, over that of one worker's link."""
 
     def price(self, message: Message) -> Price:
-        """Return what a message takes.
+        """Return the time of a message.
 
         Raises:
             UnknownNameError: a collective that has no price.

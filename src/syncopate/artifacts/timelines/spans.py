@@ -263,7 +263,7 @@ class Spans(Sequence[Span]):
         return places
 
     def numbered(self, *fields: str) -> tuple[Numbers, Numbers]:
-        """Return which spans agree in some fields, whatever their ranks, and their places there.
+        """Return which spans agree in some fields, on all ranks, and their places there.
 
         Returns:
             For each span a number that those have which agree, and how many such of its own rank

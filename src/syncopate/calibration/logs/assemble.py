@@ -63,7 +63,7 @@ _ONE_WAY = ("reduce_scatter", "all_gather", "broadcast", "reduce")
 
 @dataclass(frozen=True)
 class Given:
-    """What the user says beside the logs.
+    """The user's options beside the logs.
 
     Attributes:
         nodes: number of hosts; None: as the logs tell.

@@ -64,7 +64,7 @@ class CollectiveLog:
 
 @dataclass(frozen=True)
 class LinkLog:
-    """What a tool measured between two hosts.
+    """A tool's measurement between two hosts.
 
     Attributes:
         path: of the file.

@@ -63,7 +63,7 @@ def is_nccl_tests(text: str) -> bool:
 
 @dataclass
 class _Table:
-    """What is read of one test, line by line."""
+    """The reader of one test, line by line."""
 
     collective: str = ""
     columns: tuple[str, ...] = ()
@@ -82,7 +82,7 @@ class _Table:
 
 @dataclass
 class _Around:
-    """What holds for all tests of a file."""
+    """The facts that hold for all tests of a file."""
 
     forced: str = ""
     carrier: str = ""

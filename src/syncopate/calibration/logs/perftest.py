@@ -74,7 +74,7 @@ def read_perftest(path: str, lines: Sequence[tuple[str, str]]) -> tuple[LinkLog,
 
 
 class _Title:
-    """What a test says of itself: what it sends, and whether in both directions."""
+    """The header of a test: its operation, and whether it runs in both directions."""
 
     def __init__(self, verb: str = "", both_ways: bool = False) -> None:
         self.verb, self.both_ways = verb, both_ways

@@ -2,13 +2,13 @@
 
 [Note: all at once] A rate tells of shared links only while all hosts are busy. A flow that began
 late, or goes on when others have ended, finds links idle and reads too high. So flows end after a
-time and not after a size, the same time for all pairs whatever their rates, and what counts is a
+time and not after a size, the same time for all pairs at any rate, and what counts is a
 window within it: without the beginning, when ranks leave the barrier one after the other and token
 buckets let a burst pass, and without the end, when the first pairs have stopped.
 
 [Note: few bytes under way] A rank sends a block when it has received one, and ``_AHEAD`` before it
 has received any. So both directions advance together, and little lies in buffers when the time is
-up, whatever the rate. Pairs share a link by what they have under way on it: so all blocks of a
+up, at any rate. Pairs share a link by what they have under way on it: so all blocks of a
 matching are equally long, but for those of hosts so slow that it makes no difference.
 """
 
@@ -60,7 +60,7 @@ class Flows:
         """Return the rates of all pairs of ``matching`` at the same time, alike on all ranks.
 
         Args:
-            matching: who exchanges data with whom.
+            matching: the pairs of hosts that exchange data.
             report: called before every repetition.
 
         Raises:

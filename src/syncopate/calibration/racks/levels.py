@@ -51,7 +51,7 @@ _ELEMENTS_AT_ONCE = 50_000
 
 @dataclass(frozen=True)
 class Round:
-    """What one matching gave.
+    """The rates of one matching.
 
     Attributes:
         pairs: the matching.

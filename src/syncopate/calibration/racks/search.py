@@ -25,7 +25,7 @@ _GOOD_FIT = 1.2
 
 @dataclass(frozen=True)
 class Racks:
-    """What was found.
+    """The groups that were found.
 
     Attributes:
         groups: the hosts of each rack, ascending; a single one where the network is flat or
@@ -113,7 +113,7 @@ class RackSearch:
             self.wanted = (self._next(judgement, observed, certain),)
 
     def found(self) -> Racks:
-        """Return what is known by now."""
+        """Return the groups found so far."""
         labels = self._labels if self._resolved else (0,) * self.hosts
         return Racks.among(labels, self.rounds, resolved=self._resolved)
 

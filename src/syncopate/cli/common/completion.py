@@ -22,7 +22,7 @@ _LOADED = "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit -i;
 
 
 def answer(environment: Mapping[str, str]) -> None:
-    """Have the application answer a shell, if one asks."""
+    """Answer a shell's request for completions, if there is one."""
     if VARIABLE in environment:
         from typer.completion import completion_init  # type: ignore[attr-defined]
 

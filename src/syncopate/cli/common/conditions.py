@@ -108,7 +108,7 @@ def varied(
 
 
 class Network(NamedTuple):
-    """What else links and switches do.
+    """Other traffic on links, and sums in switches.
 
     Attributes:
         shares: level -> what other traffic takes of it.

@@ -71,7 +71,7 @@ def out(beside: Path | None = None) -> Console:
 
 
 class Result(Protocol):
-    """What a command found."""
+    """The result of a command."""
 
     def report(self) -> RenderableType:
         """Return it for a terminal."""

@@ -50,7 +50,7 @@ def machines(
 
 
 class Sources(NamedTuple):
-    """What a command that takes several kinds of files was given.
+    """The files given to a command that takes several kinds of them.
 
     Attributes:
         files: in order; empty where a network was named.
@@ -173,7 +173,7 @@ def load_cluster(path: Path) -> Cluster:
 
 
 def say_unlike(workload: Workload, cluster: Cluster) -> None:
-    """Warn of what was not measured as it will be in training.
+    """Warn of measurements that were not made as training will run.
 
     Ranks on CPUs share the cores of their host, so each computes the longer the more there are. And
     times of a device that is not at hand, or what overlap costs, may be assumptions.

@@ -28,7 +28,7 @@ _BATCH = "batch"
 
 @dataclass(frozen=True)
 class Trained:
-    """A training as it is known.
+    """A training, from a workload or a recorded run.
 
     Attributes:
         workload: what it computes and sends.

@@ -16,11 +16,11 @@ from syncopate.collectives import Communicator
 
 
 class Contends(Protocol):
-    """What can take turns."""
+    """A contender that can take turns."""
 
     @property
     def name(self) -> str:
-        """What to call it in tables."""
+        """Its name in tables."""
 
     def turn(self, communicator: Communicator, *, warmup: int, iterations: int) -> float:
         """Take a turn on all ranks at once; return this rank's seconds per iteration.

@@ -8,12 +8,13 @@ their predictions are scaled to the pace it had there. Communication stays as ca
 [Note: the same yardstick] The scale must hold the change of pace and nothing else, so computation
 in its turns is what computation in the workload is: another, shorter profile. The obvious
 yardstick, the time of a turn of plain training in which ranks exchange nothing, means something
-else. Ranks that never meet drift apart where they share cores, and who is late in one iteration is
-early in another; with four ranks on two cores they took 7% to 22% less than a profile beside them,
-whose iterations all ranks start together and the last one ends ([Note: slowest rank] in
-``profiling.samples``). With a barrier after every iteration they still took 1% to 9% less: who is
-done first does not keep the others from a core by noting down the iteration, and the kernel spreads
-ranks over cores in another way after another barrier. Predictions would come out short by as much.
+else. Ranks that never meet drift apart where they share cores, and a rank that is late in one
+iteration is early in another; with four ranks on two cores they took 7% to 22% less than a profile
+beside them, whose iterations all ranks start together and the last one ends ([Note: slowest rank]
+in ``profiling.samples``). With a barrier after every iteration they still took 1% to 9% less: who
+is done first does not keep the others from a core by noting down the iteration, and the kernel
+spreads ranks over cores in another way after another barrier. Predictions would come out short by
+as much.
 """
 
 from __future__ import annotations

@@ -17,12 +17,12 @@ from syncopate.artifacts.timeline import Timeline
 from syncopate.artifacts.workload import Workload
 from syncopate.calibration.calibrate import calibrate
 from syncopate.cli.common.console import err, out, progress_bar
-from syncopate.cli.demo import words
+from syncopate.cli.demo import text
 from syncopate.cli.demo.measure import Contender, Contends, measure
 from syncopate.cli.demo.pace import Computation, at_pace
 from syncopate.cli.demo.result import DemoResult, Pace, PolicyResult, ScalePrediction
+from syncopate.cli.demo.text import BASELINE, BEST, HALVED
 from syncopate.cli.demo.trainer import Trainer, Wrap, optimizer_of, with_ddp, with_plan
-from syncopate.cli.demo.words import BASELINE, BEST, HALVED
 from syncopate.collectives import Communicator
 from syncopate.engine.selfplan.contest import alike
 from syncopate.errors import InvalidValueError, SyncopateError
@@ -132,7 +132,7 @@ def _calibrated(communicator: Communicator, settings: Settings) -> Cluster:
     _chapter(1, "Calibrate", "what the links and every all-reduce algorithm cost between the ranks")
     with progress_bar("calibrating") as progress:
         cluster = calibrate(communicator, budget_s=settings.calibration_s, progress=progress)
-    settings.say(words.calibrated(cluster), cluster_report(cluster))
+    settings.say(text.calibrated(cluster), cluster_report(cluster))
     if communicator.rank == 0:
         cluster.save(settings.output / "cluster.json")
     return cluster
@@ -148,7 +148,7 @@ def _profiled(communicator: Communicator, settings: Settings) -> Workload:
             optimizer=optimizer_of(task.model),
             progress=progress,
         )
-    settings.say(words.profiled(workload), workload_report(workload, top=5))
+    settings.say(text.profiled(workload), workload_report(workload, top=5))
     if communicator.rank == 0:
         workload.save(settings.output / "workload.json")
     return workload
@@ -161,7 +161,7 @@ def _planned(
     found: dict[str, Plan] = communicator.broadcast_object(
         _plans(workload, cluster) if communicator.rank == 0 else None
     )
-    settings.say(words.planned(found), plans_report(tuple(found.values()), chosen=found[BEST]))
+    settings.say(text.planned(found), plans_report(tuple(found.values()), chosen=found[BEST]))
     if communicator.rank == 0:
         for name, plan in found.items():
             plan.save(settings.output / f"plan-{name}.json")
@@ -220,7 +220,7 @@ def _compared(
     measured_s = {result.name: result.measured_s for result in results}
     measured_s[computation.name] = pace.measured_s
     settings.say(
-        words.compared(results, pace),
+        text.compared(results, pace),
         plans_report(tuple(paced.values()), measured_s=measured_s, chosen=paced[BEST]),
     )
     return results, pace
@@ -272,7 +272,7 @@ def _trained(communicator: Communicator, settings: Settings, ours: Trainer) -> t
                 f"  epoch {len(accuracies):2d}   loss {loss:.3f}   test accuracy {accuracy:6.2%}   "
                 f"{took}"
             )
-    settings.say(words.trained(accuracies, time.perf_counter() - started_s))
+    settings.say(text.trained(accuracies, time.perf_counter() - started_s))
     return tuple(accuracies)
 
 
@@ -295,7 +295,7 @@ def _scaled(workload: Workload, policies: Sequence[str]) -> tuple[ScalePredictio
             bound_s=best.bound_s,
         )
         predictions.append(scale)
-        out().print(words.scaled(scale, len(plans[BEST].buckets)))
+        out().print(text.scaled(scale, len(plans[BEST].buckets)))
     return tuple(predictions)
 
 
@@ -312,12 +312,12 @@ def _concluded(
     result.save(folder / "demo.json")
     console = out()
     console.print(Text("\nIn short", style="bold cyan"))
-    console.print(words.concluded(result))
+    console.print(text.concluded(result))
     console.print(Text("\nNext", style="bold cyan"))
     workload, cluster, plan = known
     if result.pace is not None:  # a busy machine may have profiled at a third of the pace
         workload = workload.scaled(result.pace.measured_s / workload.compute_s)
-    console.print(words.what_next(folder, _page(folder, timeline, (workload, cluster, plan))))
+    console.print(text.what_next(folder, _page(folder, timeline, (workload, cluster, plan))))
 
 
 def _page(folder: Path, timeline: Timeline, known: tuple[Workload, Cluster, Plan]) -> Path | None:

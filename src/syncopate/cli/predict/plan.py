@@ -43,7 +43,7 @@ _PAYS = "auto"
 
 @dataclass(frozen=True)
 class _Wanted:
-    """What is planned for.
+    """The workload, cluster and options that are planned for.
 
     Attributes:
         exchange: one, or None for all.

@@ -37,7 +37,7 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True)
 class _Base:
-    """What today's cluster is."""
+    """The options that say today's cluster."""
 
     cluster: Path | None
     network: str | None
@@ -291,7 +291,7 @@ def _study(found: Trained, base: _Base, vary: dict[str, Any], asked: _Asked) -> 
 
 
 def _beside(found: Trained, study: Study) -> tuple[str, ...]:
-    """Say what the run took itself, where it is the base that was predicted."""
+    """Return the run's own measurement, where the run is the predicted base."""
     if found.iteration_s is None or study.base.setting.ranks != found.ranks:
         return ()
     from syncopate.units import format_seconds

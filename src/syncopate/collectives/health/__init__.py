@@ -21,7 +21,7 @@ them raises.
 **Named.** :func:`.blame.blame` follows the notices from rank to rank, to those that left none
 because they are dead or never came. The first rank to come to a verdict leaves it in the store, and
 all others take it, so that all say the same. :class:`.detector.FailureDetector` puts it together:
-every collective runs inside of it, and it turns whatever was raised into one
+every collective runs inside of it, and it turns what was raised into one
 :class:`~syncopate.errors.CollectiveError`, which every later call raises again.
 
 =================  =================================================================================

@@ -86,7 +86,7 @@ class _Narrowing:
             yield from self._round(slice(0, len(self._there)))
 
     def _round(self, place: slice) -> Iterator[Instruction]:
-        """Bring what is not in the wire's memory there, and keep what is there."""
+        """Copy values into the wire's memory that are not there yet, and keep the others."""
         spans = range(len(self._there))[place]
         for there, run in groupby(spans, lambda span: bool(self._there[span])):
             if there:

@@ -46,7 +46,7 @@ PRICED = "priced"
 
 @dataclass(frozen=True)
 class Decision:
-    """What carries all collectives of a range of sizes.
+    """The algorithm and options for a range of sizes.
 
     Attributes:
         min_bytes: the smallest, counted as nccl-tests counts it (the total buffer).

@@ -74,7 +74,7 @@ def _refined(traffic: Traffic) -> tuple[_Colours, _Colours]:
 
 
 class _Waits:
-    """What each message waits for, layer by layer."""
+    """The dependencies of each message, layer by layer."""
 
     def __init__(self, traffic: Traffic) -> None:
         edges = traffic.edges

@@ -29,7 +29,7 @@ _BoolArray = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Played:
-    """What happened.
+    """The times of messages and the work of links.
 
     Attributes:
         seconds: when all is done, one for each buffer.

@@ -1,7 +1,7 @@
 """Bound: the iteration time that no plan can beat.
 
 To all-reduce n bytes over u units, each unit has to send at least ``2 (u-1)/u n`` bytes
-(Patarasuk and Yuan 2009), whatever the algorithm. At every level of the network the units are the
+(Patarasuk and Yuan 2009), by any algorithm. At every level of the network the units are the
 groups that its links join, and an iteration takes at least as long as its computation:
 
     bound = max(compute, max over levels of 2 (u-1)/u n / bandwidth)

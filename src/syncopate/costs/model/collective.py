@@ -14,7 +14,8 @@ largest sample a curve's own extrapolation counts only above what is known other
   comparison prices are raised by as much as the others took more than theirs, and by
   ``UNMEASURED``, so that what was measured is left only for a gain beyond noise.
 * Without a price, the cheapest of those that were measured further, and ``UNMEASURED``, or as much
-  more as it took where it was last measured: calibration gives up who is far behind.
+  more as it took where it was last measured: calibration stops measuring an algorithm that is far
+  behind.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ Ranges = Sequence[tuple[float, Mapping[str, Any]]]
 
 
 class CostFunction(Protocol):
-    """What planning and simulation ask of a cost."""
+    """The cost function that planning and simulation need."""
 
     @property
     def pieces(self) -> Pieces:
@@ -46,7 +46,7 @@ class CostFunction(Protocol):
 
     @property
     def least_s_per_byte(self) -> float:
-        """What every byte keeps the link busy for; 0.0 when unknown."""
+        """Seconds for which each byte keeps the link busy; 0.0 when unknown."""
         ...
 
     def __call__(self, nbytes: ArrayLike) -> FloatArray:
@@ -63,7 +63,7 @@ class CostFunction(Protocol):
 
     @property
     def choices(self) -> Sequence[CostFunction]:
-        """What messages of several sizes cost together that have their options in common."""
+        """The joint cost of messages of several sizes with the same options."""
         ...
 
 
@@ -105,7 +105,7 @@ class PiecewiseCost:
 
     @property
     def choices(self) -> Sequence[CostFunction]:
-        """What messages of several sizes cost together that have their options in common."""
+        """The joint cost of messages of several sizes with the same options."""
         return (self,)
 
 
@@ -311,7 +311,7 @@ class Envelope(PiecewiseCost):
 
     Args:
         costs: algorithm name -> its cost; at a tie the name that stands first wins.
-        least_s_per_byte: what every byte costs whatever the algorithm. Which algorithm is the
+        least_s_per_byte: what every byte costs by any algorithm. Which algorithm is the
             cheapest does not depend on it.
 
     Example:
@@ -341,7 +341,7 @@ class Envelope(PiecewiseCost):
 
     @cached_property
     def together(self) -> Sequence[tuple[str, CostFunction, CostFunction]]:
-        """What can carry a bucket of several dtypes: every algorithm with each of its options.
+        """The candidates for a bucket of several dtypes: every algorithm with each of its options.
 
         Its name, its cost, and its cost alone, which decides where what every byte costs is all
         that can be seen. One that never costs less than another, alone either, is left out.
@@ -371,7 +371,7 @@ class Envelope(PiecewiseCost):
         return self.costs[algorithm]
 
     def at_least(self, s_per_byte: float) -> Envelope:
-        """Return these costs where every byte takes at least so long, whatever the algorithm."""
+        """Return these costs where every byte takes at least so long, by any algorithm."""
         return Envelope(self._alone, s_per_byte)
 
     def held(self, algorithms: Collection[str], s_per_byte: float) -> Envelope:

@@ -130,7 +130,7 @@ class Pieces:
 
     @cached_property
     def least_s(self) -> FloatArray:
-        """What the pieces before each one have come to: shape (K,), 0.0 for the first.
+        """The sum of the pieces before each one: shape (K,), 0.0 for the first.
 
         The intercept of a steep chord cancels against its slope, and what is left is rounded to the
         last bit of the intercept: by itself a piece may begin lower than the one before ends, or

@@ -74,7 +74,7 @@ class ClusterNetwork:
 
     @property
     def pool(self) -> float:
-        """What the links of all servers carry together, over the link of one worker."""
+        """The rate of all servers' links together, over that of one worker's link."""
         if not self.servers:
             return 1.0
         outermost = self.cluster.levels[-1]

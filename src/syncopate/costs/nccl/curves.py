@@ -38,7 +38,7 @@ _SIZES = tuple(1 << power for power in range(6, 31))
 
 
 class Measured(NamedTuple):
-    """What all-reduces of NCCL's took, as nccl-tests prints it.
+    """The times of NCCL's all-reduces, as nccl-tests prints them.
 
     Attributes:
         layout: of the cluster that they were measured on.

@@ -104,7 +104,7 @@ WAYS = (Way(TREE, LL), Way(TREE, SIMPLE), Way(RING, LL), Way(RING, SIMPLE))
 
 
 class Layout(NamedTuple):
-    """What NCCL looks at to choose.
+    """The inputs of NCCL's choice.
 
     Attributes:
         nodes: how many.

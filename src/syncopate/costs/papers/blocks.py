@@ -2,7 +2,7 @@
 
 More blocks fill a pipeline sooner and cost a start-up each. On one level the closed form says how
 many are best: with A(B) = A0 + A1 B start-ups and (C0 + C1 B)/B n seconds on the wire and adding,
-``B = sqrt(n C0 / (α A1))``; LP's paper takes blocks of about 64 KB whatever the network. On several
+``B = sqrt(n C0 / (α A1))``; LP's paper takes blocks of about 64 KB on any network. On several
 levels the price decides, starting from there.
 """
 

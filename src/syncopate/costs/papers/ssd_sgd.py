@@ -28,7 +28,7 @@ Beside the timelines themselves, which tests play:
 * At k = 1, which the paper trains but leaves out of the formula's k > 1, Case 1 promises less than
   T_c in the same way.
 
-:func:`steady_iteration_s` is what the timeline takes, whatever the layers.
+:func:`steady_iteration_s` is what the timeline takes, for any layers.
 
 Plans are not predicted by it, but by :mod:`syncopate.simulation.delay`: on servers pulls do not
 take the pushes' time, because links carry both directions at once, and a push that is late holds up
@@ -52,7 +52,7 @@ from syncopate.errors import InvalidValueError
 
 @dataclass(frozen=True)
 class Times:
-    """What an iteration consists of, in seconds; layers from the input to the output.
+    """The parts of an iteration, in seconds; layers from the input to the output.
 
     Attributes:
         forward_s: T_f.

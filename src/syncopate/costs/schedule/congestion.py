@@ -4,7 +4,7 @@ The ranks of a host share the host's link, and the hosts of a rack the rack's:
 ``bandwidth_bytes_per_s`` of a level is what one *unit*, all ranks below it together, sends across.
 The price of a schedule (``price.py``) shares a link among the messages of one round. Messages of
 different rounds can meet on it too, where ranks run ahead of each other; that the longest path does
-not see. But whatever the order of messages, a unit's link is busy for at least its bytes over its
+not see. But in any order of messages, a unit's link is busy for at least its bytes over its
 bandwidth, so a schedule takes at least as long as the busiest link of each level needs.
 """
 
@@ -43,7 +43,7 @@ def congestion_lines(schedule: Schedule, cluster: Cluster) -> tuple[LinearFit, .
 def busiest_s_per_byte(schedule: Schedule, cluster: Cluster) -> float:
     """Return how long the busiest link of any level, single ranks' included, takes for a byte.
 
-    No execution of the schedule is faster than this times the buffer, in whatever order messages
+    No execution of the schedule is faster than this times the buffer, in any order that messages
     leave: they all have to pass that link.
     """
     if not len(schedule.table):

@@ -7,8 +7,8 @@ this is what a schedule is expected to take:
 
 * *Starts*: ranks do not start together. The last one starts when the others have been calling for a
   while, spread evenly over that time, and their messages are on their way or there by then.
-* *Receives are posted ahead*: a message leaves when its sender has the data, whatever its receiver
-  is doing. Latency is not a port's time: one message may leave while another is on its way.
+* *Receives are posted ahead*: a message leaves when its sender has the data, also while its
+  receiver is busy. Latency is not a port's time: one message may leave while another is on its way.
 * *Blocks*: a message is cut as the executor cuts it (:mod:`syncopate.schedules.blocks`). The first
   block of the data just received goes on to the next rank when it has arrived and been reduced, the
   last no earlier than it has; all reductions but the last are hidden behind the wire. Not so

@@ -99,7 +99,7 @@ class Load:
 
 
 class Work(NamedTuple):
-    """What a round is for processors; arrays of shape (schedules, sizes).
+    """The load of a round on processors; arrays of shape (schedules, sizes).
 
     Attributes:
         messages: how many are sent.

@@ -12,7 +12,7 @@ The model is the papers' α-β-γ model, per message and without barriers:
   at the same time share every link max-min fairly, also those of different rounds.
 * A rank has one send port and one receive port for each level, as a device has one for its
   neighbours and one to the network; both lead to the rank's own link. It enters a round when it has
-  finished its own transfers of all rounds before, whatever the other ranks do; a message starts
+  finished its own transfers of all rounds before, regardless of the other ranks; a message starts
   when both its ranks have entered the round and both ports are free. Several messages of one rank
   in one round queue in the schedule's order. A reduction keeps the receive port until it is done.
 * Chunks are nbytes / chunks bytes each, a fraction if need be; zero bytes are not sent and cost
@@ -143,7 +143,7 @@ def _require_ranks(schedule: Schedule, cluster: Cluster) -> None:
 
 
 def _traffic(schedule: Schedule, cluster: Cluster) -> Traffic | None:
-    """Return what is to be played; None where the longest path tells."""
+    """Return the messages to play; None where the longest path gives the price."""
     _require_ranks(schedule, cluster)
     if len(cluster.joining) < 2 or not len(schedule.table):
         return None

@@ -132,7 +132,7 @@ def _first_difference(here: dict[str, Hashable], there: dict[str, Hashable]) -> 
 
 @contextmanager
 def explaining() -> Iterator[None]:
-    """Say of a collective that fails in the block what it means here.
+    """Explain a collective that fails in the block: what it means for the training.
 
     Raises:
         CollectiveError: a rank is lost or late, or ranks met in different collectives.
@@ -144,7 +144,7 @@ def explaining() -> Iterator[None]:
 
 
 def _explained(error: CollectiveError) -> CollectiveError:
-    """Return ``error`` with what it means here, where ranks met in different collectives."""
+    """Return ``error`` with its explanation, where ranks met in different collectives."""
     reason = str(error).removeprefix(f"{error.collective}: ")
     if DIFFERENT not in reason:
         return error

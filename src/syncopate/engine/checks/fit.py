@@ -21,7 +21,7 @@ Tensors = tuple[tuple[str, int, str], ...]
 
 
 def tensors_of(trainables: Sequence[Trainable]) -> Tensors:
-    """Return what a plan has to hold."""
+    """Return the name, size and type of every gradient, as a plan must have them."""
     return tuple((t.name, t.parameter.numel(), dtype_name(t.parameter)) for t in trainables)
 
 

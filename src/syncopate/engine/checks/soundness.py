@@ -66,7 +66,7 @@ class Given:
 
 
 class Sound(NamedTuple):
-    """What was found fit to be trained.
+    """The model, optimizers and options, checked.
 
     Attributes:
         ignored: names of what stays every rank's own.
@@ -134,7 +134,7 @@ def checks(
 
 
 def _ignored(model: object, asked: Iterable[str]) -> frozenset[str]:
-    """Return the names that stay every rank's own."""
+    """Return the names of parameters and buffers that each rank keeps for itself."""
     if not isinstance(model, nn.Module):
         raise InvalidValueError("model", type(model).__name__, "a torch.nn.Module")
     names = None if isinstance(asked, str) else frozenset(asked)
@@ -344,7 +344,7 @@ def _sound_servers(
 
 
 def _facts(given: Given, ignored: frozenset[str]) -> list[Fact]:
-    """Return what was given."""
+    """Return the arguments that must be equal on all ranks."""
     asked = given.wishes.asked
     return [
         ("whether a plan is given", given.plan is not None),

@@ -8,7 +8,7 @@ of the plan's buckets in memory (``layout.py``) and knows no other part:
 | owner | which rank owns what of a bucket | ``shares.py`` |
 | push | how gradients come to their owners | ``push/``; ``serving/`` |
 | notes | what the ranks say besides | ``notes.py`` |
-| gradients | what ``parameter.grad`` is then | ``seen/`` |
+| gradients | what ``parameter.grad`` is then | ``proxies/`` |
 | update | which rank applies the optimizer, and when | ``update/`` |
 | pull | how weights, or averages, come back | ``pull/`` |
 | buffers | when ranks agree on the model's buffers | ``model_buffers.py`` |

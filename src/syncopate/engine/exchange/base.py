@@ -29,11 +29,10 @@ from torch.optim import Optimizer
 from syncopate.collectives import Communicator
 from syncopate.engine.buckets import BucketBuffers
 from syncopate.engine.exchange.layout import Launched, Layout
-from syncopate.engine.exchange.notes import Note
 from syncopate.engine.exchange.parts import Missing, Row, Stepped
 from syncopate.engine.exchange.push.gathering import Gathering
 from syncopate.engine.exchange.update.optimizer_state import OwnedState
-from syncopate.engine.tail import Said
+from syncopate.engine.trailer import Note, Said
 
 
 class Exchange:
@@ -71,12 +70,12 @@ class Exchange:
 
     @property
     def pushes(self) -> list[Launched]:
-        """What was launched of the last backward's gradients."""
+        """The collectives of the last backward's gradients."""
         return self.traffic.pushes
 
     @property
     def pulls(self) -> list[Launched]:
-        """What was launched of the weights in the steps since."""
+        """The collectives of weights in the steps since."""
         return self.traffic.pulls
 
     @property
@@ -141,12 +140,12 @@ class Exchange:
         self._push.begin()
 
     def forget(self) -> None:
-        """Forget what the iteration before launched, whether it has arrived or not."""
+        """Forget the collectives of the iteration before, finished or not."""
         self.traffic.forget()
         self._pull.forget()
 
     def adapt(self, entered: int | None = None) -> None:
-        """Make gradients that are still there a contribution of this rank to the next average.
+        """Turn gradients of an earlier backward into this rank's contribution to the next average.
 
         Args:
             entered: the parameter to whose gradient this backward has added already, if any.
@@ -178,7 +177,7 @@ class Exchange:
             self._pull.pushed()
 
     def wait(self) -> Said:
-        """Wait for all pushes, make averages of sums, and return what the ranks said.
+        """Wait for all pushes, divide the sums, and return what the ranks reported.
 
         Raises:
             CollectiveError: a rank is lost or late.
@@ -188,7 +187,7 @@ class Exchange:
         return said
 
     def hear(self) -> Said:
-        """Return what the ranks said before a step, behind which the rest may come.
+        """Return what the ranks reported, before a step that need not wait for the averages.
 
         Raises:
             CollectiveError: a rank is lost or late.
@@ -198,7 +197,7 @@ class Exchange:
         return said
 
     def hears_now(self, missing: bool) -> bool:
-        """Return whether the end of backward waits for what the ranks say, before any step.
+        """Return whether the end of backward waits for the ranks' reports.
 
         Args:
             missing: whether this backward left out parameters.
@@ -206,7 +205,7 @@ class Exchange:
         return self._gradients.hears_now(missing)
 
     def finish(self) -> None:
-        """Wait for what a step left to come behind it.
+        """Wait for the work that a step left behind it.
 
         Raises:
             CollectiveError: a rank is lost or late.
@@ -214,7 +213,7 @@ class Exchange:
         self._push.finish()
 
     def missing(self, indices: Sequence[int]) -> Missing:
-        """Return the parameters ``indices`` with what :meth:`restore` needs of them."""
+        """Return the parameters ``indices`` and the state that :meth:`restore` needs."""
         return self._gradients.missing(indices)
 
     def restore(self, missing: Missing) -> None:
@@ -222,7 +221,7 @@ class Exchange:
         self._gradients.restore(missing)
 
     def handed_out(self) -> None:
-        """Note that every parameter has the gradient that the backward leaves it."""
+        """Note that every parameter has its gradient of this backward."""
         self._gradients.handed_out()
 
     # -- the optimizer's step -------------------------------------------------------------------
@@ -237,7 +236,7 @@ class Exchange:
         self._update.begin(optimizer)
 
     def step_ends(self, optimizer: Optimizer) -> None:
-        """Bring the updated weights to the ranks that need them.
+        """Send the updated weights to the ranks that need them.
 
         Raises:
             CollectiveError: a rank is lost or late.
@@ -275,7 +274,7 @@ class Exchange:
         return self._local.alike(states)
 
     def local_state(self) -> dict[str, Any]:
-        """Return what this rank alone knows; nothing, where all have the same weights.
+        """Return this rank's own state; empty where all ranks have the same weights.
 
         Raises:
             CollectiveError: a rank is lost or late.
@@ -284,7 +283,7 @@ class Exchange:
         return self._local.local_state()
 
     def load_local_state(self, state: Mapping[str, Any]) -> None:
-        """Go on with what :meth:`local_state` returned, after model and optimizer were loaded.
+        """Load the result of :meth:`local_state`, after model and optimizer were loaded.
 
         Raises:
             EngineError: there is no place for it.

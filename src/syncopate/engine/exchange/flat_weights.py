@@ -1,7 +1,7 @@
 """Flat weights: parameters as views of flat memory, laid out as that of their gradients.
 
 So what a collective brings arrives where the model computes. Only looks wait for it: a
-parameter whose weights are on their way says so by its class (``seen/weights.py``).
+parameter whose weights are on their way says so by its class (``proxies/weights.py``).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch import Tensor
 
 from syncopate.engine.buckets import FlatBuffer, view_like
 from syncopate.engine.exchange.layout import Layout, Work, arrived
-from syncopate.engine.exchange.seen import weights
+from syncopate.engine.exchange.proxies import weights
 from syncopate.engine.torch_compat import without_overrides
 
 
 class FlatWeights:
-    """The weights of an exchange in flat memory, and what is on its way there.
+    """The weights of an exchange in flat memory, and the collectives that bring them.
 
     Attributes:
         arriving: held while what brings weights is launched or waited for.
@@ -58,7 +58,7 @@ class FlatWeights:
             return parameter.data_ptr() != self._views[index].data_ptr()
 
     def take_in(self, keys: Collection[int]) -> None:
-        """Wait for weights, and bring parameters that were given other memory back into ours.
+        """Wait for weights, and copy parameters with other memory back into ours.
 
         What is still on its way out must not change. Of other memory torch does not tell, and a
         step would update memory that the model no longer uses.
@@ -81,7 +81,7 @@ class FlatWeights:
     # -- what is on its way ---------------------------------------------------------------------
 
     def expect(self, part: FlatBuffer, work: Work) -> None:
-        """Let looks at the weights of a flat buffer wait for what brings them."""
+        """Let reads of the weights of a flat buffer wait for the collective that brings them."""
         with self.arriving:
             pending = self._pending.setdefault(id(part), [])
             pending.append(work)
@@ -106,7 +106,7 @@ class FlatWeights:
                     del self._pending[key]
 
     def _await(self, works: Sequence[Work], part: FlatBuffer) -> None:
-        """Wait for what brings the weights of a flat buffer, and note how long it took."""
+        """Wait for the collective of a flat buffer's weights, and record the wait."""
         began_s = time.perf_counter()
         for work in works:
             arrived(work)
@@ -124,7 +124,7 @@ class FlatWeights:
             self.arrive(key)
 
     def renewed(self) -> None:
-        """Let graphs of before notice that all parameters are others now."""
+        """Let older autograd graphs notice that all parameters changed."""
         torch.autograd.graph.increment_version([t.parameter for t in self._layout.trainables])
 
     def give_back(self) -> None:

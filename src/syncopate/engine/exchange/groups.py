@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 class _Held(NamedTuple):
-    """What stands between the steps of one optimizer.
+    """The groups of one optimizer between its steps.
 
     Attributes:
         groups: each group with its parameters.
@@ -36,13 +36,13 @@ def exchange(
     party: object,
     standing_for: Callable[[Tensor], Iterable[Tensor]],
 ) -> None:
-    """Put what ``standing_for`` returns of each parameter in its place in the groups.
+    """Replace each parameter in the groups by its pieces.
 
     Args:
         optimizer: about to step.
         party: exchanges its parameters, once in a step. Where it comes a second time, the step
             before raised, and the parameters have not been put back.
-        standing_for: returns what is not the party's as it is.
+        standing_for: maps a parameter to its pieces; returns any other parameter as it is.
     """
     if optimizer in _held and party in _held[optimizer].parties:
         put_back(optimizer)
@@ -54,7 +54,7 @@ def exchange(
 
 
 def put_back(optimizer: torch.optim.Optimizer) -> None:
-    """Let the groups hold parameters again, which any exchange took out."""
+    """Put the parameters back into the groups."""
     if optimizer in _held:
         for group, parameters in _held.pop(optimizer).groups:
             group["params"] = parameters

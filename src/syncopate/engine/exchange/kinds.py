@@ -15,25 +15,25 @@ from syncopate.artifacts.plan import ALLREDUCE, DECOUPLED, ROOTED, SERVED, SHARD
 from syncopate.collectives import Communicator
 from syncopate.engine.buckets import Trainable
 from syncopate.engine.exchange.base import Exchange
-from syncopate.engine.exchange.delay import averaged, behind_steps, late
+from syncopate.engine.exchange.delay import averaged, behind_steps, periodic_pull
 from syncopate.engine.exchange.delay.shards import OwnMasters, UnmixedGradients
 from syncopate.engine.exchange.layout import Layout
 from syncopate.engine.exchange.model_buffers import InForward, InForwardAside, InStep, Kept
 from syncopate.engine.exchange.notes import RidingNotes, SentNotes
 from syncopate.engine.exchange.parts import Alike, Row, Whole
+from syncopate.engine.exchange.proxies.lazy_gradients import AwaitedGradients
+from syncopate.engine.exchange.proxies.partial_gradients import PartialGradients
+from syncopate.engine.exchange.proxies.whole_gradients import WholeGradients
 from syncopate.engine.exchange.pull.averages import PulledAverages, squared
 from syncopate.engine.exchange.pull.from_rank0 import FromRank0
 from syncopate.engine.exchange.pull.weights import PulledWeights
 from syncopate.engine.exchange.push.reduced import Reduced
-from syncopate.engine.exchange.seen.awaited import AwaitedGradients
-from syncopate.engine.exchange.seen.partial import PartialGradients
-from syncopate.engine.exchange.seen.whole import WholeGradients
 from syncopate.engine.exchange.serving import asynchronous, delayed, gradients, served
 from syncopate.engine.exchange.serving.servers import Servers
 from syncopate.engine.exchange.serving.state import ServedState
 from syncopate.engine.exchange.shares import AtRoot, Elsewhere, Everywhere, Halves, Spread
 from syncopate.engine.exchange.update.deferral import DeferredUpdate
-from syncopate.engine.exchange.update.owned import PieceUpdate
+from syncopate.engine.exchange.update.sharded_update import PieceUpdate
 from syncopate.engine.model.state import Buffers
 
 AVERAGED = "averaged"
@@ -94,21 +94,24 @@ KINDS: dict[str, Row] = {
     DELAYED: _sharded._replace(
         push=behind_steps.LatePush,
         gradients=UnmixedGradients,
-        update=partial(PieceUpdate, beside=(late.LocalUpdates, behind_steps.StepsBehind)),
+        update=partial(PieceUpdate, beside=(periodic_pull.LocalUpdates, behind_steps.StepsBehind)),
         pull=partial(
-            PulledWeights, source=partial(late.LatePulls, source=behind_steps.FromOwnersBehind)
+            PulledWeights,
+            source=partial(periodic_pull.LatePulls, source=behind_steps.FromOwnersBehind),
         ),
-        buffers=late.LateBuffers,
-        local=partial(late.LateWeights, masters=OwnMasters),
+        buffers=periodic_pull.LateBuffers,
+        local=partial(periodic_pull.LateWeights, masters=OwnMasters),
     ),
     SERVED_DELAYED: _served._replace(
         push=delayed.LateSentPush,
         update=partial(
-            PieceUpdate, state=ServedState, beside=(served.ServedSteps, late.LocalUpdates)
+            PieceUpdate, state=ServedState, beside=(served.ServedSteps, periodic_pull.LocalUpdates)
         ),
-        pull=partial(PulledWeights, source=partial(late.LatePulls, source=served.FromServers)),
-        buffers=late.LateBuffers,
-        local=partial(late.LateWeights, masters=delayed.ServersMasters),
+        pull=partial(
+            PulledWeights, source=partial(periodic_pull.LatePulls, source=served.FromServers)
+        ),
+        buffers=periodic_pull.LateBuffers,
+        local=partial(periodic_pull.LateWeights, masters=delayed.ServersMasters),
     ),
     AVERAGED: Row(
         owner=Everywhere,
@@ -125,7 +128,7 @@ KINDS: dict[str, Row] = {
 
 
 def kind_for(plan: Plan, servers: Servers | None = None) -> str:
-    """Return the name in :data:`KINDS` of what runs ``plan``."""
+    """Return the name in :data:`KINDS` of the exchange for ``plan``."""
     if plan.exchange == SERVED:
         assert servers is not None
         if not servers.synchronous:
@@ -145,6 +148,6 @@ def exchange_for(
     optimizers: Sequence[Optimizer] = (),
     servers: Servers | None = None,
 ) -> Exchange:
-    """Return what runs ``plan``; arguments as :class:`Layout`'s."""
+    """Return the exchange for ``plan``; arguments as :class:`Layout`'s."""
     layout = Layout(plan, trainables, communicator, buffers, optimizers=optimizers, servers=servers)
     return Exchange(KINDS[kind_for(plan, servers)], layout)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,18 +28,16 @@ from syncopate.engine.buckets import (
 )
 from syncopate.engine.checks.agreement import explaining
 from syncopate.engine.exchange.optimizers import Trained, trained_by
+from syncopate.engine.exchange.serving.servers import Servers
 from syncopate.engine.model.state import Buffers
 from syncopate.engine.step import Ran, Sent
-
-if TYPE_CHECKING:
-    from syncopate.engine.exchange.notes import Notes
-    from syncopate.engine.exchange.serving.servers import Servers
+from syncopate.engine.trailer import Notes
 
 T = TypeVar("T")
 
 
 class Launched(NamedTuple):
-    """A collective on its way, what it carries, and what knows when it ran."""
+    """A collective on its way, its message, and the handle that knows when it ran."""
 
     part: FlatBuffer
     message: Message
@@ -61,7 +59,7 @@ class Launched(NamedTuple):
 
 @dataclass
 class Traffic:
-    """What an iteration launched, and what it waited for.
+    """The collectives of an iteration, and its waits.
 
     Attributes:
         pushes: what was launched of the last backward's gradients.
@@ -77,7 +75,7 @@ class Traffic:
     updates: list[tuple[int, float, float]] = field(default_factory=list)
 
     def forget(self) -> None:
-        """Forget what was launched, whether it has arrived or not."""
+        """Forget the collectives, finished or not."""
         self.pushes, self.pulls = [], []
 
     def taken(self) -> tuple[list[tuple[int, float, float]], list[tuple[int, float, float]]]:
@@ -101,7 +99,7 @@ class Owner(Protocol):
 
 
 class Layout:
-    """What the parts of one exchange are given.
+    """The memory, communicator and shared objects that the parts of one exchange get.
 
     Args:
         plan: of the exchange; it fits the parameters.
@@ -152,7 +150,7 @@ class Layout:
         self._trained: tuple[Trained, ...] | None = None
 
     def allocate(self, owner: Callable[[Layout], Owner], notes: Callable[[Layout], Notes]) -> None:
-        """Make the buckets, in which gradients lie as their ``owner`` asks."""
+        """Allocate the buckets; ``owner`` decides where in them gradients lie."""
         self.owner, self.notes = owner(self), notes(self)
         self.buckets = build_buckets(self.plan, self.trainables, self.notes.rides, self.owner.place)
         self.notes.attach(self.buckets)
@@ -174,7 +172,7 @@ class Layout:
         return found
 
     def _let_go(self) -> None:
-        """Hold nothing that holds this layout."""
+        """Drop all references back to this layout."""
         self._shared.clear()
         del self.notes
 
@@ -205,7 +203,7 @@ class Layout:
 
     @property
     def pulled(self) -> Iterator[tuple[FlatBuffer, Message]]:
-        """What is pulled, in the order of the plan: what the next forward needs first."""
+        """The pulled messages, in the plan's order: first what forward needs first."""
         messages: dict[int, list[tuple[FlatBuffer, Message]]] = defaultdict(list)
         for part in self.parts:
             for message in part.messages:
@@ -215,7 +213,7 @@ class Layout:
 
 
 class Work(Protocol):
-    """What weights come from, on its way."""
+    """A collective, or other work, that brings weights."""
 
     def wait(self) -> None:
         """Return when it is done."""

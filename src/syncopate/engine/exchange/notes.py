@@ -1,7 +1,7 @@
 """Notes: what the ranks say along with their gradients, and hear of each other.
 
 Which backward failed, which gradients it reached, and the buffers that ride along:
-``engine/tail.py``. Where a sum arrives on every rank the note rides behind the last bucket and
+``engine/trailer.py``. Where a sum arrives on every rank the note rides behind the last bucket and
 costs no message. Where it arrives at an owner alone, the note is a small all-reduce of its own
 behind the last push.
 """
@@ -9,88 +9,16 @@ behind the last push.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from syncopate.engine.buckets import BucketBuffers, dtype_name
 from syncopate.engine.checks.agreement import explaining
-from syncopate.engine.exchange.layout import Layout, always, arrived
-from syncopate.engine.tail import Said, Tail
+from syncopate.engine.exchange.layout import Layout, arrived
+from syncopate.engine.trailer import Notes, Said, Trailer
 from syncopate.recipe import NATIVE, Recipe, wire_dtype_of
-
-
-class Note(NamedTuple):
-    """What a rank says along with its gradients.
-
-    Attributes:
-        unreached: indices of the parameters that its backward did not reach.
-        failed: whether its backward failed.
-        forwards: how many of its forwards had no part in this backward.
-    """
-
-    unreached: Sequence[int] = ()
-    failed: bool = False
-    forwards: int = 0
-
-
-class Notes:
-    """Writes and reads notes; how they travel is a heir's.
-
-    Args:
-        layout: of the exchange.
-        dtype: what they travel as.
-
-    Attributes:
-        rides: how many elements ride behind the last bucket.
-        puts: says whether buffers get the values that rode along as soon as they are there.
-    """
-
-    rides = 0
-
-    def __init__(self, layout: Layout, dtype: torch.dtype) -> None:
-        ranks, count = layout.communicator, len(layout.trainables)
-        self._tail = Tail(count, ranks.rank, ranks.world_size, layout.buffers, dtype)
-        self.puts: Callable[[], bool] = always
-
-    @property
-    def averages(self) -> bool:
-        """Whether this rank has made averages of its sums when its note leaves."""
-        return False
-
-    def attach(self, buckets: Sequence[BucketBuffers]) -> None:
-        """Take the memory behind the last bucket, where they ride there."""
-
-    def write(self, note: Note) -> None:
-        """Write what this rank says, before the last bucket is launched."""
-        self._tail.fill(note.unreached, failed=note.failed, forwards=note.forwards)
-
-    def send(self) -> None:
-        """Launch it behind the last bucket, unless it is on its way."""
-
-    def arrive(self) -> None:
-        """Wait for what the ranks said; on a device the stream does.
-
-        Raises:
-            CollectiveError: a rank is lost or late.
-        """
-
-    def hear(self) -> Said:
-        """Wait for what the ranks said, and return it; the last bucket is here where it rides.
-
-        Raises:
-            CollectiveError: a rank is lost or late.
-        """
-        return self._tail.said()
-
-    def reached(self) -> list[bool]:
-        """Return per parameter whether any rank's backward reached it."""
-        return self._tail.reached()
-
-    def deliver(self) -> None:
-        """Keep the buffers that rode along."""
-        self._tail.deliver(put=self.puts())
 
 
 class RidingNotes(Notes):
@@ -101,12 +29,13 @@ class RidingNotes(Notes):
         carrier = [by_name[name].parameter for name in layout.plan.buckets[-1].tensors]
         # It rides with the last dtype of the last bucket.
         dtype = list(dict.fromkeys(map(dtype_name, carrier)))[-1]
-        super().__init__(layout, getattr(torch, wire_dtype_of(dtype, layout.plan.wire_dtype)))
-        self.rides = self._tail.elements
+        wire_dtype = getattr(torch, wire_dtype_of(dtype, layout.plan.wire_dtype))
+        super().__init__(_trailer(layout, wire_dtype))
+        self.rides = self._trailer.elements
 
     def attach(self, buckets: Sequence[BucketBuffers]) -> None:
         """Take the memory behind the last bucket."""
-        self._tail.attach(buckets[-1].parts[-1].tail)
+        self._trailer.attach(buckets[-1].parts[-1].trailer)
 
 
 class SentNotes(Notes):
@@ -123,11 +52,11 @@ class SentNotes(Notes):
     """
 
     def __init__(self, layout: Layout, beside: int = 0) -> None:
-        super().__init__(layout, torch.float32)
-        device, own = layout.trainables[0].parameter.device, self._tail.elements
+        super().__init__(_trailer(layout, torch.float32))
+        device, own = layout.trainables[0].parameter.device, self._trailer.elements
         self._layout, self._recipe = layout, _recipe(device)
         self._flat = torch.zeros(own + beside, dtype=torch.float32, device=device)
-        self._tail.attach(self._flat)
+        self._trailer.attach(self._flat)
         self.beside = self._flat[own:]
         self.before: Callable[[], None] | None = None
         self._handle: Any = None
@@ -150,15 +79,20 @@ class SentNotes(Notes):
         )
 
     def arrive(self) -> None:
-        """Wait for what the ranks said; on a device the stream does."""
+        """Wait for the ranks' reports; on a device the stream waits."""
         arrived(self._handle)
 
     def hear(self) -> Said:
-        """Wait for what the ranks said, and return it."""
+        """Wait for the ranks' reports, and return them."""
         if self._said is None:
             self.arrive()
             self._said = super().hear()
         return self._said
+
+
+def _trailer(layout: Layout, dtype: torch.dtype) -> Trailer:
+    ranks, count = layout.communicator, len(layout.trainables)
+    return Trailer(count, ranks.rank, ranks.world_size, layout.buffers, dtype)
 
 
 def _recipe(device: torch.device) -> Recipe:
@@ -166,7 +100,7 @@ def _recipe(device: torch.device) -> Recipe:
 
 
 class Ranks:
-    """Asks all ranks at once, where a script or a step comes by on each of them."""
+    """Small collectives of all ranks, at a place that every rank reaches."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -195,7 +129,7 @@ class Ranks:
         self.everyone(torch.zeros(1, device=self._device))
 
     def anyone(self, here: bool) -> bool:
-        """Say whether something is so on any rank; all ranks call it, with what is so ``here``.
+        """Return whether ``here`` is true on any rank; all ranks call it.
 
         Raises:
             CollectiveError: a rank is lost or late.
@@ -205,5 +139,5 @@ class Ranks:
 
 
 def unsaid(ranks: int) -> Said:
-    """Return what ``ranks`` have said where they were not asked."""
+    """Return the report of ``ranks`` that were not asked: all is well."""
     return Said([], [0] * ranks, appeared=False)

@@ -96,7 +96,7 @@ def copy_for(
     parameters: Sequence[Sequence[torch.Tensor]],
     attributes: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Return a copy of ``optimizer`` that steps on other parameters, with the values of now.
+    """Return a copy of ``optimizer`` for other parameters, with today's hyper-parameters.
 
     [Note: a copy of the optimizer] A step that is left for later, or goes on aside, is the
     optimizer's own, called on a copy of it. A schedule changes the values of groups meanwhile, and
@@ -138,7 +138,7 @@ def step_with(
 
 
 def _as_it_is_now(value: Any) -> Any:
-    """Return a value of a group that no schedule fills anew: a tensor, or some in a tuple."""
+    """Return a copy of a group's value that later changes do not reach."""
     if isinstance(value, torch.Tensor):
         return value.clone()
     if type(value) in (tuple, list):

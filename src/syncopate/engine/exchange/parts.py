@@ -19,9 +19,8 @@ from torch.optim import Optimizer
 
 from syncopate.engine.buckets import BucketBuffers
 from syncopate.engine.exchange.layout import Layout, Owner
-from syncopate.engine.exchange.notes import Note, Notes
 from syncopate.engine.exchange.update.optimizer_state import OwnedState
-from syncopate.engine.tail import Said
+from syncopate.engine.trailer import Note, Notes, Said
 from syncopate.errors import EngineError
 
 Missing = Sequence[tuple[int, Tensor | None]]
@@ -55,11 +54,11 @@ class Push(ABC):
         """Wait for what was launched, and return what the ranks said."""
 
     def hear(self) -> Said:
-        """Return what the ranks said before a step, behind which the rest may come."""
+        """Return what the ranks reported, before a step that need not wait for the averages."""
         return self.wait()
 
     def finish(self) -> None:
-        """Wait for what a step left to come behind it."""
+        """Wait for the work that a step left behind it."""
 
 
 class Gradients(ABC):
@@ -72,7 +71,7 @@ class Gradients(ABC):
     ends_with_backward: bool = False
 
     def adapt(self, entered: int | None = None) -> None:
-        """Make gradients that are still there a contribution; see :meth:`Exchange.adapt`."""
+        """Turn gradients of an earlier backward into a contribution; see :meth:`Exchange.adapt`."""
 
     def hears_now(self, missing: bool) -> bool:
         """Return whether backward ends with what the ranks say, where it left out parameters."""
@@ -80,7 +79,7 @@ class Gradients(ABC):
 
     @abstractmethod
     def missing(self, indices: Sequence[int]) -> Missing:
-        """Return the parameters ``indices`` with what :meth:`restore` needs of them."""
+        """Return the parameters ``indices`` and the state that :meth:`restore` needs."""
 
     def restore(self, missing: Missing) -> None:
         """Leave gradients untouched that no rank reached, and hand out the others' averages."""
@@ -89,7 +88,7 @@ class Gradients(ABC):
         """Note that gradients are averages from now on."""
 
     def handed_out(self) -> None:
-        """Note that every parameter has the gradient that the backward leaves it."""
+        """Note that every parameter has its gradient of this backward."""
 
 
 class Update:
@@ -110,11 +109,11 @@ class Update:
         """Prepare for a step of ``optimizer``."""
 
     def end(self, optimizer: Optimizer) -> Stepped | None:
-        """Return the step that is over; None where no rank has to hear of it."""
+        """Return the finished step; None where no rank needs its weights."""
         return Stepped(optimizer)
 
     def interrupted(self, optimizer: Optimizer | None = None) -> Stepped | None:
-        """Return the step that raised on this rank, as if it were over; None if none did.
+        """Return the step that raised on this rank, as a finished one; None if none did.
 
         Args:
             optimizer: about to step.
@@ -122,14 +121,14 @@ class Update:
         return None
 
     def put_back(self) -> None:
-        """Let groups hold parameters, and parameters have gradients; asks no other rank."""
+        """Put parameters back into the groups and gradients back to the parameters; local."""
 
     def leave(self) -> None:
         """Give optimizers whole state; all ranks call it."""
 
 
 class Pull:
-    """Brings back what was updated, or averages, to every rank.
+    """Brings updated weights, or averages, to every rank.
 
     Attributes:
         in_step: whether :meth:`launch` waits for what it launches.
@@ -138,13 +137,13 @@ class Pull:
     in_step: bool = False
 
     def pushed(self) -> None:
-        """Launch what goes behind the pushes of a backward, all of which are launched."""
+        """Launch the pulls that go behind the pushes of a backward, once these are launched."""
 
     def launch(self, stepped: Stepped) -> None:
-        """Launch what goes behind a step."""
+        """Launch the pulls that go behind a step."""
 
     def forget(self) -> None:
-        """Note that the record of what was launched was forgotten."""
+        """Note that the record of launched collectives was cleared."""
 
     def ready(self) -> None:
         """Wait until every weight is current; launches nothing."""
@@ -169,7 +168,7 @@ class ModelBuffers:
 
 
 class Local:
-    """What weights a rank has of its own; none by default."""
+    """The weights that a rank has of its own; none by default."""
 
     @contextmanager
     def global_weights(self) -> Iterator[None]:
@@ -181,11 +180,11 @@ class Local:
         return states
 
     def local_state(self) -> dict[str, Any]:
-        """Return what this rank alone knows."""
+        """Return this rank's own state."""
         return {}
 
     def load_local_state(self, state: Mapping[str, Any]) -> None:
-        """Go on with what :meth:`local_state` returned."""
+        """Load the result of :meth:`local_state`."""
         if state.get("parts"):
             raise EngineError(
                 "this is the local state of a training with a delay, and the plan at work has "
@@ -197,7 +196,7 @@ class Local:
 
 
 class Row(NamedTuple):
-    """What an exchange is composed of: each part as what makes it from a layout.
+    """The parts of an exchange: for each a function that makes it from a layout.
 
     Attributes:
         owner: says which rank owns which sums of gradients, and which weights.

@@ -7,7 +7,7 @@ wrapper to reach through.
 [Note: The class shows as the user's own] Other code looks at a model's class: to write its name
 into a configuration, to build another model of it, to copy, to pickle, to script, to export. So the
 subclass has the name, the place and the text of the class it stands for; what is built of it is of
-the original class; and what it adds gives way to whatever the user's class or model has under the
+the original class; and what it adds gives way to what the user's class or model has under the
 same name. Hooks on the module, the other public way in, would leave the class alone, but they are
 copied, pickled and scripted with the model.
 
@@ -30,7 +30,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -39,13 +39,55 @@ from torch.utils.dlpack import from_dlpack
 from syncopate.engine.torch_compat import is_tracing, is_transformed
 from syncopate.errors import EngineError
 
-if TYPE_CHECKING:
-    from syncopate.engine.engine import Engine
-
 _ENGINE = "_syncopate_engine"
 _SWITCH = "require_backward_grad_sync"
 _classes: dict[tuple[type, Any], type] = {}
 """The original class, and how it is called -> the class that stands for it."""
+
+
+class _Exchange(Protocol):
+    """What an engine exchanges by."""
+
+    @property
+    def updates_whole(self) -> bool:
+        """Whether every rank updates all weights."""
+
+
+class Training(Protocol):
+    """An engine, as far as a distributed module needs it."""
+
+    synchronises: bool
+    """Whether gradients of the forwards to come are exchanged."""
+
+    @property
+    def exchange(self) -> _Exchange | None:
+        """The exchange that executes the plan; None before the first."""
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Return a block whose forwards' gradients accumulate locally."""
+
+    def join(
+        self, *, divide_by_initial_world_size: bool, throw_on_early_termination: bool
+    ) -> AbstractContextManager[None]:
+        """Return a block in which ranks may run out of inputs."""
+
+    def ready(self) -> None:
+        """Wait until the weights of the last step are there."""
+
+    def forward_begins(self, training: bool) -> bool:
+        """Prepare for a forward with gradients; return whether it is the outermost."""
+
+    def forward_ends(self, output: Any) -> None:
+        """Watch what the outermost forward returned."""
+
+    def forward_leaves(self) -> None:
+        """Note that the outermost forward has returned or raised."""
+
+    def forward_alone(self) -> None:
+        """Begin a forward without gradients."""
+
+    def forward_bypassed(self, output: Any) -> None:
+        """Watch what a forward without communication returned."""
 
 
 class _Held:
@@ -56,7 +98,7 @@ class _Held:
         bypass: the model without communication, once it was asked for.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Training) -> None:
         self.engine = engine
         self.bypass: Any = None
 
@@ -148,7 +190,7 @@ class _Switch:
         syncopate(model).synchronises = bool(on)
 
 
-def syncopate(model: Any) -> Engine:
+def syncopate(model: Any) -> Training:
     """Return the engine that exchanges this model's gradients: ``model.syncopate``."""
     held: _Held = model.__dict__[_ENGINE]
     return held.engine
@@ -247,7 +289,7 @@ def require_extensible(model: nn.Module) -> None:
     model.__class__ = original
 
 
-def attach(model: nn.Module, engine: Engine) -> None:
+def attach(model: nn.Module, engine: Training) -> None:
     """Make ``model`` a distributed module with ``engine``.
 
     Raises:

@@ -17,38 +17,52 @@ from __future__ import annotations
 import gc
 import operator
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
+from syncopate.engine.buckets import Trainable
 from syncopate.engine.exchange import groups
 from syncopate.engine.torch_compat import active_ddp, without_overrides
 from syncopate.errors import EngineError
 
-if TYPE_CHECKING:
-    from syncopate.engine.buckets import Trainable
-    from syncopate.engine.engine import Engine
-
 _HOOKS = operator.attrgetter("_post_accumulate_grad_hooks")
 
-_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+class Exchanging(Protocol):
+    """An engine, as far as ownership needs it."""
+
+    @property
+    def model_name(self) -> str:
+        """The class of its model."""
+
+    @property
+    def exchanged(self) -> Mapping[int, str]:
+        """Identity of every parameter whose gradient it exchanges, and its name."""
+
+    @property
+    def parameters(self) -> Collection[int]:
+        """Identities of all parameters of its model, exchanged or not."""
+
+
+_engines: weakref.WeakSet[Exchanging] = weakref.WeakSet()
 """Every engine that is at work on a model."""
 
 _orphans: list[tuple[weakref.ref[torch.Tensor], RemovableHandle]] = []
 """Parameters whose engine is gone, and the hooks that say so when they are trained."""
 
 
-def claim(engine: Engine) -> None:
+def claim(engine: Exchanging) -> None:
     """Note that ``engine`` exchanges the gradients of its model from now on."""
     _engines.add(engine)
 
 
-def release(engine: Engine) -> None:
+def release(engine: Exchanging) -> None:
     """Note that ``engine`` exchanges nothing any more."""
     _engines.discard(engine)
 
@@ -119,7 +133,7 @@ def require_free(model: nn.Module, trainables: Sequence[Trainable]) -> None:
     _adopt(model)
 
 
-def _shared(trainables: Sequence[Trainable]) -> tuple[str, Engine, str] | None:
+def _shared(trainables: Sequence[Trainable]) -> tuple[str, Exchanging, str] | None:
     for engine in tuple(_engines):
         for trainable in trainables:
             there = engine.exchanged.get(id(trainable.parameter))
@@ -128,7 +142,7 @@ def _shared(trainables: Sequence[Trainable]) -> tuple[str, Engine, str] | None:
     return None
 
 
-def require_alone(engine: Engine, trainables: Sequence[Trainable]) -> None:
+def require_alone(engine: Exchanging, trainables: Sequence[Trainable]) -> None:
     """Refuse a forward inside DDP's ([Note: DDP around a distributed model]).
 
     Args:
@@ -158,7 +172,7 @@ def _is_of_ddp(hook: object) -> bool:
     return getattr(function, "__module__", "") == DistributedDataParallel.__module__
 
 
-def _exchanged_twice(engine: Engine, name: str) -> EngineError:
+def _exchanged_twice(engine: Exchanging, name: str) -> EngineError:
     return EngineError(
         f"DistributedDataParallel is wrapped around a {engine.model_name} that is distributed "
         f"already, so both would average the gradient of {name!r}. Call the model without the "

@@ -2,7 +2,8 @@
 
 [Note: Whose buffers a forward begins with]
 Every training forward outside ``no_sync`` begins with rank 0's buffers. Rank 0's values ride along
-at the end of each synchronised backward (:mod:`syncopate.engine.tail`), and every rank keeps a copy
+at the end of each synchronised backward (:mod:`syncopate.engine.trailer`), and every rank keeps a
+copy
 of them. What happens to a buffer afterwards is found by comparing it with the copy, byte by byte:
 an evaluation in training mode, a reset, a forward without a backward, a tensor of another shape or
 none in its place. Version counters would not do, because batch normalisation does not count its
@@ -397,7 +398,7 @@ def _overlaps(tensor: Tensor) -> bool:
 def broadcast_tensors(
     communicator: Communicator, tensors: Sequence[Tensor], source: int = 0, channel: int = 0
 ) -> None:
-    """Overwrite ``tensors`` on every rank with the source's, bit by bit, whatever their dtypes.
+    """Overwrite ``tensors`` on every rank with the source's, bit by bit, of any dtype.
 
     Args:
         communicator: joins the ranks.

@@ -1,7 +1,7 @@
 """Self-planning: from the first steps of a training to the plan that stays.
 
 A run begins in ``start``, with a plan that was kept or with DDP's own buckets.
-:mod:`~syncopate.engine.selfplan.course` tells what follows in the second case; the other modules
+:mod:`~syncopate.engine.selfplan.phases` tells what follows in the second case; the other modules
 are its parts: what the user asks (``wishes``), DDP's buckets (``safe``), a step at a time
 (``stepwise``), network probes in portions (``portions``), plans that compete (``contest``), what
 that cost (``payback``), plans that were kept (``cache``), and what is said of it all (``words``).

@@ -33,7 +33,7 @@ _LOGGER = logging.getLogger("syncopate")
 
 
 class Turns(Record, frozen=True, kw_only=True):
-    """What a contender's steps took.
+    """The durations of a contender's steps.
 
     Attributes:
         name: which contender.
@@ -47,7 +47,7 @@ class Turns(Record, frozen=True, kw_only=True):
 
 
 class Settled(Artifact, frozen=True, kw_only=True):
-    """What self-planning settled on, and what it knew.
+    """The plan that self-planning chose, and the measurements behind it.
 
     Attributes:
         facts: what it is good for; the file's name is their hash.
@@ -94,7 +94,7 @@ def path_of(facts: Mapping[str, str]) -> Path | None:
 
 
 def read(facts: Mapping[str, str]) -> Settled | None:
-    """Return what is kept for a training, or None; a damaged file is named in the log."""
+    """Return the kept plan of a training, or None; a damaged file is named in the log."""
     path = path_of(facts)
     if path is None or not path.exists():
         return None
@@ -108,7 +108,7 @@ def read(facts: Mapping[str, str]) -> Settled | None:
 
 
 def write(settled: Settled) -> Path | None:
-    """Keep what was settled on and return its file; a folder that cannot be written is logged."""
+    """Write the chosen plan and return its file; a folder that cannot be written is logged."""
     path = path_of(settled.facts)
     if path is None:
         return None

@@ -5,9 +5,9 @@ not counted: in them the memory of the plan before goes and that of this one com
 the slower half drops out, and what is far behind; turns become longer. DDP's buckets never drop
 out: the winner has to beat them beyond noise, by the rule of ``costs/decisions``, or they stay.
 
-[Note: one figure per step] Ranks leave a step one after the other, and who is late in one is early
-in the next. The mean over ranks of a step's duration does not lean to either side, and the steps of
-a turn add up to its time.
+[Note: one figure per step] Ranks leave a step one after the other, and a rank that is late in one
+is early in the next. The mean over ranks of a step's duration does not lean to either side, and the
+steps of a turn add up to its time.
 
 """
 
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from syncopate.artifacts.cluster import robust_mean
 from syncopate.artifacts.plan import Plan
 from syncopate.costs.decide.noise import longer_beyond_noise
-from syncopate.engine.selfplan.safe import DDP
+from syncopate.engine.selfplan.ddp_buckets import DDP
 
 IDEAL = "ideal overlap"
 """The plan that the interference is read off."""
@@ -62,7 +62,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class Ability:
-    """What the model's optimizers allow.
+    """The ways of updating that the model's optimizers allow.
 
     Attributes:
         defers: steps may be left to the next forward, parameter by parameter.
@@ -106,7 +106,7 @@ def _hopeless(one: Contender, best: Contender) -> bool:
 
 
 def winner(contenders: Sequence[Contender], exchange: str | None = None) -> Contender:
-    """Return the fastest that beats DDP's buckets beyond noise, or these.
+    """Return the fastest contender that beats DDP's buckets beyond noise, or DDP's buckets.
 
     Args:
         contenders: DDP's buckets among them.

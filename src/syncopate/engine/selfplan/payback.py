@@ -24,7 +24,7 @@ SHARE = 0.04
 
 
 class Budget:
-    """What measuring may spend now; see [Note: a share of the time].
+    """The seconds that measuring may spend now; see [Note: a share of the time].
 
     Args:
         share: of the time of the steps so far.
@@ -46,11 +46,11 @@ class Budget:
         self._earned_s += self._share * self.step_s
 
     def spend(self, seconds: float) -> None:
-        """Note what something took beside ordinary steps; what took less has cost nothing."""
+        """Add the time of a measurement beyond ordinary steps, at least 0."""
         self.spent_s += max(seconds, 0.0)
 
     def beyond_s(self, steps_s: Sequence[float]) -> float:
-        """Return what steps took beyond as many ordinary ones; at least 0.
+        """Return the time of steps beyond as many ordinary ones; at least 0.
 
         A pause of the training's own, such as an evaluation, counts as three steps at most.
         """

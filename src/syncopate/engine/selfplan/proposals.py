@@ -25,7 +25,7 @@ from syncopate.artifacts.plan import ALLREDUCE, DECOUPLED, SHARDED, Plan
 from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.costs.decide.noise import DRIFT
 from syncopate.engine.selfplan.contest import IDEAL, MOST, Ability, Contender, alike
-from syncopate.engine.selfplan.safe import DDP, Tensors, safe_plan
+from syncopate.engine.selfplan.ddp_buckets import DDP, Tensors, safe_plan
 from syncopate.engine.selfplan.wishes import Asked
 from syncopate.errors import UnknownNameError
 from syncopate.planning import Policy, filled_to, make_plan, predict
@@ -90,7 +90,7 @@ def unmeasured(model: str, tensors: Tensors, world_size: int, asked: Asked) -> P
 
 
 def makers(asked: Asked, able: Ability) -> dict[str, Maker]:
-    """Return what makes the plans that compete with DDP's buckets, by name.
+    """Return the functions that make the plans that compete with DDP's buckets, by name.
 
     Steps measured all-reduces, and what their halves cost is derived. In a ring no message is
     longer than a share, so that two channels disturb each other least. Hence plans of two halves
@@ -160,7 +160,7 @@ def proposals(
 
 
 def _native_small(workload: Workload, cluster: Cluster) -> Plan:
-    """Return what DDP would do with smaller buckets."""
+    """Return the plan of DDP with smaller buckets."""
     plan = safe_plan(workload.model, _in_order(workload), cluster.world_size, SMALL_BYTES)
     return _predicted(plan, workload, cluster)
 
@@ -264,7 +264,7 @@ def gain_of_sharded(
 
 
 def _beyond_s(everyone: Sequence[Contender], workload: Workload, cluster: Cluster) -> list[float]:
-    """Return what steps took beyond their predictions; of all that took turns."""
+    """Return the time of steps beyond their predictions, over all contenders that took turns."""
     return [
         one.step_s - _expected_s(_predicted(one.plan, workload, cluster))
         for one in everyone

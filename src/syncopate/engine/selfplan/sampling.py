@@ -24,7 +24,7 @@ from syncopate.artifacts.plan import Plan
 from syncopate.costs.decide.options import best_options
 from syncopate.costs.model.collective import schedule_cost
 from syncopate.costs.model.fits import fit_linear
-from syncopate.engine.selfplan.safe import Tensors, plan_of_groups
+from syncopate.engine.selfplan.ddp_buckets import Tensors, plan_of_groups
 from syncopate.profiling.timings import Timing, durations
 from syncopate.recipe import ORDER, Recipe
 from syncopate.schedules import registry

@@ -14,9 +14,9 @@ from syncopate.artifacts.plan import ALLREDUCE, SERVED, SHARDED, Plan
 from syncopate.artifacts.workload import Workload
 from syncopate.engine import console
 from syncopate.engine.engine import Engine
-from syncopate.engine.selfplan import cache, words
-from syncopate.engine.selfplan.course import SelfPlanner
-from syncopate.engine.selfplan.safe import first_plan
+from syncopate.engine.selfplan import cache, log_lines
+from syncopate.engine.selfplan.ddp_buckets import first_plan
+from syncopate.engine.selfplan.phases import SelfPlanner
 from syncopate.engine.selfplan.stepwise import WARMUP, Course, Stepwise
 from syncopate.engine.selfplan.wishes import Wishes
 from syncopate.units import format_seconds
@@ -27,7 +27,7 @@ DIFFERENT = 1.25
 
 
 class Kept(NamedTuple):
-    """What every rank needs of what an earlier run settled on.
+    """The part of a kept plan that every rank needs.
 
     Attributes:
         plan: the plan that stayed.
@@ -43,7 +43,7 @@ class Kept(NamedTuple):
 
 
 class First(NamedTuple):
-    """What a training begins with.
+    """The plan and the companion that a training begins with.
 
     Attributes:
         plan: what it trains by first.
@@ -55,7 +55,7 @@ class First(NamedTuple):
 
 
 def start(engine: Engine, wishes: Wishes, hosts: Sequence[str]) -> First:
-    """Return what ``engine`` is to begin with; every rank calls it.
+    """Return the plan and companion that ``engine`` begins with; every rank calls it.
 
     Args:
         engine: not yet attached, without a plan.
@@ -70,9 +70,9 @@ def start(engine: Engine, wishes: Wishes, hosts: Sequence[str]) -> First:
     asks, servers = _safe_exchange(engine, wishes)
     safe = first_plan(engine.model_name, engine.tensors, communicator.world_size, asks, servers)
     if engine.delay is not None and communicator.rank == 0:
-        console.log(words.of_delay(engine.delay))
+        console.log(log_lines.of_delay(engine.delay))
     if engine.servers is not None and communicator.rank == 0:
-        console.log(words.of_servers(servers, engine.servers.store.rules.mode))
+        console.log(log_lines.of_servers(servers, engine.servers.store.rules.mode))
     if engine.servers is not None or communicator.world_size == 1:
         return First(safe)
     facts = facts_of(engine, wishes, hosts, safe.fingerprint) if communicator.rank == 0 else {}
@@ -80,7 +80,7 @@ def start(engine: Engine, wishes: Wishes, hosts: Sequence[str]) -> First:
         return First(kept.plan, Comparison(engine, kept))
     if wishes.deterministic:
         if communicator.rank == 0:
-            console.log(words.DETERMINISTIC)
+            console.log(log_lines.DETERMINISTIC)
         return First(safe)
     return First(safe, SelfPlanner(engine, wishes, facts))
 
@@ -98,7 +98,7 @@ def _safe_exchange(engine: Engine, wishes: Wishes) -> tuple[str, int]:
 
 
 def _kept(engine: Engine, facts: dict[str, str]) -> Kept | None:
-    """Return what an earlier run kept for this training, on every rank; None for nothing."""
+    """Return the kept plan of an earlier run of this training, on every rank, or None."""
     communicator = engine.communicator
     settled = cache.read(facts) if communicator.rank == 0 else None
     own = settled and Kept(settled.plan, settled.workload, settled.step_s, settled.date)
@@ -107,12 +107,12 @@ def _kept(engine: Engine, facts: dict[str, str]) -> Kept | None:
         kept.plan.require_fit(engine.tensors, communicator.world_size)
     if settled is not None:
         engine.recording.ran_on(settled.cluster)
-        console.log(words.of_kept(settled))
+        console.log(log_lines.of_kept(settled))
     return kept
 
 
 class Comparison(Stepwise):
-    """Says so where a kept plan takes much longer than it took.
+    """Logs a kept plan that is much slower than it was.
 
     Args:
         engine: on the kept plan.
@@ -143,7 +143,7 @@ class Comparison(Stepwise):
 def facts_of(
     engine: Engine, wishes: Wishes, hosts: Sequence[str], gradients: str
 ) -> dict[str, str]:
-    """Return all that could make another plan better; ``gradients`` is their fingerprint."""
+    """Return all facts on which the best plan depends; ``gradients`` is their fingerprint."""
     cluster = wishes.cluster.to_json() if wishes.cluster else b""
     return {
         "model": engine.model_name,

@@ -1,6 +1,6 @@
 """Stepwise: what goes along with a training, a step at a time, and what ranks agree on meanwhile.
 
-Counted in synchronised backwards, which are the same on every rank whatever else a rank does
+Counted in synchronised backwards, which are the same on every rank regardless of what else it does
 between them (evaluation, logging).
 """
 
@@ -35,7 +35,7 @@ class Timed:
 
 
 class Stepwise:
-    """Takes an engine through a course.
+    """Takes an engine through phases, a step at a time.
 
     Args:
         engine: on a plan.
@@ -54,7 +54,7 @@ class Stepwise:
         self._engine.plan_with(self.stop)
 
     def stop(self) -> None:
-        """End here and now, with whatever plan is at work."""
+        """End here and now, with the plan at work."""
         self._engine.readiness.held = False
         if self._step in self._engine.readiness.listeners:
             self._engine.readiness.listeners.remove(self._step)
@@ -97,19 +97,19 @@ class Stepwise:
             )
 
     def _durations(self, timed: Sequence[Timed]) -> list[float]:
-        """Return what steps took, in the mean over ranks; what planning did between is left out."""
+        """Return the durations of steps, the mean over ranks, without the planning between them."""
         own = self._own_durations(timed)
         everyone = self._engine.communicator.all_gather_object(own)
         return [sum(same) / len(same) for same in zip(*everyone, strict=True)]
 
     def _own_durations(self, timed: Sequence[Timed]) -> list[float]:
-        """Return what steps took on this rank."""
+        """Return the durations of steps on this rank."""
         clock = self._engine.readiness.clock
         clock.finish()
         return [clock.between_s(one.began, one.step.end) for one in timed]
 
     def _agreed(self, value: T) -> T:
-        """Return rank 0's value: in floating point, another rank might have found another."""
+        """Return rank 0's value, because floating point may differ between ranks."""
         agreed: T = self._engine.communicator.broadcast_object(value)
         return agreed
 

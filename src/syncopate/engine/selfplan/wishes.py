@@ -13,11 +13,11 @@ PLANNED = (*LIKE_DDP, SHARDED)
 
 @dataclass(frozen=True)
 class Asked:
-    """What the user asked of a plan.
+    """A user's options for a plan.
 
     Attributes:
         policy: what makes it; None: the best of all.
-        channels: how many collectives at once; None for whatever is best.
+        channels: how many collectives at once; None for the best.
         exchange: one of :data:`PLANNED`; None for whichever of those like DDP is best.
     """
 
@@ -32,7 +32,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Wishes:
-    """What a user asked of self-planning.
+    """A user's options for self-planning.
 
     Attributes:
         cluster: plan for it; measured when None.

@@ -20,7 +20,7 @@ IN_FLIGHT_BYTES = 4 * 1024 * 1024
 """Payload bytes that ZeroMQ holds for a peer at most, but for :data:`IN_FLIGHT_LEAST` payloads."""
 
 IN_FLIGHT_LEAST = 2
-"""Payloads that ZeroMQ may hold whatever their size: while one is sent, the next is there."""
+"""Payloads that ZeroMQ may hold at any size: while one is sent, the next is there."""
 
 IN_FLIGHT_MESSAGES = 256
 """Payloads that ZeroMQ holds for a peer at most."""

@@ -20,7 +20,6 @@ from syncopate.protocol.bundle import BUNDLE
 from syncopate.protocol.layout import Layout
 from syncopate.protocol.piece import Slice
 from syncopate.tracing import capture as captures
-from syncopate.tracing.outlet import Outlet
 from syncopate.tracing.served import rows
 from syncopate.tracing.served.rows import (
     ASKED,
@@ -32,6 +31,7 @@ from syncopate.tracing.served.rows import (
     Row,
     RowQueue,
 )
+from syncopate.tracing.trace_buffer import BufferedTrace
 
 _EARLY = 4096
 """Rows that wait for the file at most: what is said until all nodes are there."""
@@ -93,7 +93,7 @@ class Tap:
         self._tokens: tuple[str, ...] = ()
         self._said: list[dict[str, Any]] = []
         self._queue: RowQueue | None = None
-        self._outlet: Outlet | None = None
+        self._outlet: BufferedTrace | None = None
         captures.current()
         self._early: list[Row] | None = [] if captures.wanted() else None
         self._tells: dict[type, Callable[[Peer, Any, bool], None]] = {
@@ -146,7 +146,7 @@ class Tap:
             queue.add((_KIND[kind], *row))
 
     def close(self) -> None:
-        """Note no more."""
+        """Stop recording."""
         captures.dismiss_node(self)
 
     def _note(
@@ -174,7 +174,7 @@ class Tap:
 
     # -- for the capture ------------------------------------------------------------------------
 
-    def begin_trace(self, outlet: Outlet) -> None:
+    def begin_trace(self, outlet: BufferedTrace) -> None:
         """Note messages from now on, and what was said until now."""
         assert isinstance(outlet.waiting, RowQueue)
         self._outlet = outlet

@@ -8,7 +8,7 @@ earliest end of communication of the first j gradients is
 [Note: why it is exact] The last bucket of any partition of the first j gradients starts when the
 channel is free and gradient j is ready; an earlier end of the rest never makes it start later. So
 the best partition whose last bucket is (i, j] is a best partition of the first i and that bucket.
-Nothing is asked of C but that a larger bucket never costs less, whatever the shape of the costs:
+Nothing is asked of C but that a larger bucket never costs less, for any shape of the costs:
 start-up times, curves, steps, envelopes of algorithms, several dtypes.
 
 [Note: why it is fast] Taken literally this is O(L^2) costs. Two facts make it near-linear.

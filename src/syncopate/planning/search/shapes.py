@@ -1,4 +1,4 @@
-"""Shapes: partitions by bytes alone, worth playing whatever the cluster."""
+"""Shapes: partitions by bytes alone, worth playing on any cluster."""
 
 from __future__ import annotations
 

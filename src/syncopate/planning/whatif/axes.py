@@ -131,7 +131,7 @@ def _name(axis: str, item: Any) -> str:
 
 
 class Axes:
-    """What a sweep varies.
+    """The axes of a sweep.
 
     Args:
         values: of each axis, as :func:`values_of` returns them; of ``gpu_speed`` also names of

@@ -92,7 +92,7 @@ class Predictor:
         return plan.prediction.iteration_s
 
     def bound_s(self, setting: Setting) -> float:
-        """Return what no iteration that sends every gradient as it is can be shorter than."""
+        """Return the least time of an iteration that sends every gradient in its own type."""
         return iteration_bound_s(*self._inputs(setting, EXACT))
 
     def compute_s(self, setting: Setting, shifts: tuple[float, ...]) -> float:

@@ -31,7 +31,7 @@ _COMPUTING = ("compute", "batch")
 
 
 def today_sentence(base: Point, today: str, unit: str) -> str:
-    """Say what an iteration takes today, how sure that is, and what it could not fall below."""
+    """Return a sentence on today's iteration: its time, its interval and its bound."""
     found = base.by(today)
     prediction = found.prediction
     return (

@@ -1,4 +1,4 @@
-"""Evidence: what the page of a run is made of, put together by whoever asks for the page."""
+"""Evidence: what the page of a run is made of, put together by the caller."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 
 from syncopate.analysis.causes.explanation import Explanation
 from syncopate.analysis.collectives import collectives
-from syncopate.analysis.once import once
+from syncopate.analysis.memoized import memoized
+from syncopate.analysis.round_trips import RoundTrip
 from syncopate.analysis.sweep import runs
-from syncopate.analysis.trips import Trip
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import Plan
 from syncopate.artifacts.timeline import Timeline
@@ -21,7 +21,7 @@ from syncopate.artifacts.timelines.spans import LANES, Numbers, coded
 
 
 class Price(NamedTuple):
-    """What one message is expected to take on a cluster, by itself.
+    """The expected time of one message alone on a cluster.
 
     Attributes:
         nbytes: that it carries.
@@ -62,7 +62,7 @@ class Evidence:
     prices: Mapping[tuple[str, str], tuple[Price, ...]] = field(default_factory=dict)
     against: tuple[Timeline, ...] = ()
     files: tuple[str, str] | None = None
-    trips: tuple[Trip, ...] = ()
+    trips: tuple[RoundTrip, ...] = ()
 
 
 class Message(NamedTuple):
@@ -94,7 +94,7 @@ class Message(NamedTuple):
         return self.ends_s - self.arrived_s
 
 
-@once
+@memoized
 def messages(timeline: Timeline) -> tuple[Message, ...]:
     """Return every message of a timeline, in the order in which their last ranks arrived."""
     found = collectives(timeline)
@@ -127,7 +127,7 @@ def messages(timeline: Timeline) -> tuple[Message, ...]:
     )
 
 
-@once
+@memoized
 def alike(timeline: Timeline) -> tuple[tuple[Message, ...], int, int]:
     """Return the messages of the iterations that exchange what the last whole one exchanges.
 

@@ -1,4 +1,4 @@
-"""Parts: where iterations go, by phase, by bucket, by rank and by who waits for whom.
+"""Parts: where iterations go, by phase, by bucket, by rank and by pairs of ranks that wait.
 
 Every number has its formula in ``docs/metrics.md``. Shares are of a bar's or a plot's length, in
 percent, so that a page draws them at any width.
@@ -19,15 +19,15 @@ from syncopate.analysis.collectives import EXCHANGE, bandwidths
 from syncopate.analysis.exposure import exposures
 from syncopate.analysis.path import Segment, critical_path
 from syncopate.analysis.phases import mean, phases
+from syncopate.analysis.round_trips import STAGES, RoundTrip, journeys
 from syncopate.analysis.stragglers import stragglers
-from syncopate.analysis.trips import STAGES, Trip, journeys
 from syncopate.analysis.work import Work, steady, works
 from syncopate.artifacts.plan import SERVED
 from syncopate.artifacts.timeline import Timeline
 from syncopate.artifacts.timelines.spans import LANES, coded
-from syncopate.reports.journeys import longest_stage
 from syncopate.reports.pages.evidence import alike
 from syncopate.reports.pages.spans import Chosen, iteration_bounds
+from syncopate.reports.round_trips import longest_stage
 from syncopate.units import format_bytes, format_rate, format_seconds
 
 _BUCKETS, _RANKS, _CELLS = 40, 32, 16
@@ -176,10 +176,10 @@ def _largest(rows: Sequence[_Bucket]) -> list[_Bucket]:
 
 
 _STAGES = ("push", "waiting", "update", "wait", "forward", "pull")
-"""How each of :data:`~syncopate.analysis.trips.STAGES` is drawn."""
+"""How each of :data:`~syncopate.analysis.round_trips.STAGES` is drawn."""
 
 
-def servers(trips: Sequence[Trip]) -> dict[str, Any]:
+def servers(trips: Sequence[RoundTrip]) -> dict[str, Any]:
     """Return of each server where the time goes from a push to the weights."""
     found = journeys(trips)
     if not found:
@@ -308,7 +308,7 @@ def _waiting(timeline: Timeline) -> NDArray[np.float64]:
 
 
 def matrix(timeline: Timeline) -> dict[str, Any]:
-    """Return who waits for whom and how long, in the mean over iterations that count."""
+    """Return how long each rank waits for each other one, in the mean over iterations."""
     cells_s = _waiting(timeline)
     most_s = float(cells_s.max(initial=0.0))
     if most_s <= 0:

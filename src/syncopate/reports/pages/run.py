@@ -165,7 +165,7 @@ def _path(evidence: Evidence, what: Chosen) -> dict[str, Any]:
 
 
 def _difference(evidence: Evidence) -> dict[str, Any]:
-    """Return every figure of the runs before and of this one, and what each comes to."""
+    """Return every figure of the runs before and of this one, and its change."""
     if not evidence.against:
         return {}
     count = len(evidence.against)
@@ -209,7 +209,7 @@ def _facts(evidence: Evidence) -> dict[str, str]:
 
 
 def _clocks(evidence: Evidence) -> str:
-    """Return what is known of the clocks of ranks."""
+    """Return the facts about the ranks' clocks."""
     if evidence.timeline.source != "measured":
         return ""
     said = arrivals_report(evidence.timeline)

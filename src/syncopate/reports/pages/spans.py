@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from syncopate.analysis.collectives import collectives
-from syncopate.analysis.once import once
+from syncopate.analysis.memoized import memoized
 from syncopate.analysis.path import critical_path
 from syncopate.analysis.work import last_end_s, steady, works
 from syncopate.artifacts.timeline import LANES, Span, Timeline
@@ -35,7 +35,7 @@ _DEEPEST = 4
 
 @dataclass(frozen=True)
 class Chosen:
-    """What a page shows of a timeline.
+    """The part of a timeline that a page shows.
 
     Attributes:
         iterations: that are shown, ascending.
@@ -52,7 +52,7 @@ class Chosen:
     said: str
 
 
-@once
+@memoized
 def iteration_bounds(timeline: Timeline) -> dict[int, tuple[float, float]]:
     """Return when each iteration with computation began and ended: one ends as the next begins."""
     work = works(timeline)

@@ -237,7 +237,7 @@ def _blank(figure: float | None) -> float | int:
 
 
 class _Figures(NamedTuple):
-    """What is drawn of a plan at a point: the figure, the interval's ends, the bound."""
+    """The drawn values of a plan at a point: the figure, the interval's ends, the bound."""
 
     figure: float
     low: float

@@ -25,7 +25,7 @@ them has a cost on the cluster."""
 
 @dataclass(frozen=True)
 class Counterparts:
-    """What another library has for one of our collectives.
+    """The algorithms of another library for one of our collectives.
 
     Attributes:
         collective: our name.
@@ -136,7 +136,7 @@ def _missing(
     among: CollectiveDecisions,
     alone: bool,
 ) -> str:
-    """Return what is done about ranges whose algorithm the library does not have."""
+    """Return the notes on ranges whose algorithm the library does not have."""
     best = run[0].chosen.algorithm
     has_none = f"{best} is the fastest here, and {library} has no counterpart"
     if alone:
@@ -153,7 +153,7 @@ def _missing(
 
 
 def _runs(ranges: Sequence[SizeRange]) -> list[list[SizeRange]]:
-    """Return neighbours of one algorithm together, whatever their options."""
+    """Return neighbours of one algorithm together, with any options."""
     return [list(run) for _, run in groupby(ranges, key=lambda each: each.chosen.algorithm)]
 
 

@@ -22,7 +22,7 @@ reduction drains from it::
 Steps and bytes, blocks of b = n/B bytes:
 
 * broadcast, reduce: p - 2 + B steps, (p - 2 + B) b bytes one after the other: n bytes for large B,
-  whatever p.
+  for any p.
 * all-reduce: 2(p - 2 + B) - 1 steps (two ranks B + 1, a single block 2(p - 1)); along a chain from
   end to end, no order of messages takes fewer, since the root's neighbour has 2 B to receive, the
   first no earlier than step p - 2, and the last has p - 2 hops yet to go.

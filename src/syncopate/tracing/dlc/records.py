@@ -28,7 +28,7 @@ SET_UP_FIELDS = 6
 
 
 class Operation(StrEnum):
-    """What a node did: a push or a pull, sent or received, by a worker or a server."""
+    """An operation of a node: a push or a pull, sent or received, by a worker or a server."""
 
     PUSH_SEND_WORKER = "Push_Send_Worker"
     PUSH_RECV_WORKER = "Push_Recv_Worker"
@@ -56,7 +56,7 @@ class Operation(StrEnum):
 
 
 class Dependency(IntEnum):
-    """What a record had to wait for: ``dep_type``."""
+    """The kind of a record's dependency: ``dep_type``."""
 
     NONE = 0
     PUSH_ON_PUSH = 1
@@ -66,7 +66,7 @@ class Dependency(IntEnum):
 
 
 class Header(NamedTuple):
-    """What stands above the records.
+    """The header above the records.
 
     Attributes:
         workers: number of workers.

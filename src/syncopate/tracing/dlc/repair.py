@@ -23,7 +23,7 @@ Others are looked at one by one, however many kinds a trace has.
 
 
 def findings(records: Sequence[Record | SetUp]) -> tuple[str, ...]:
-    """Return what is odd about a trace, a sentence each; empty: nothing."""
+    """Return the oddities of a trace, a sentence each."""
     packed = Records.of(records)
     said = sorted([*_repeated(packed), *_too_early(packed)])
     return tuple(sentence for *_, sentence in said)

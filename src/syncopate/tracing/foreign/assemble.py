@@ -172,7 +172,7 @@ def _least_ends(traces: Sequence[RankTrace]) -> dict[Hashable, int]:
     """Return when each collective ended at the earliest, where that is more than its start.
 
     That is when the last rank came, and, where devices say how long they ran it, the shortest of
-    these times later: the last rank had nobody to wait for.
+    these times later: the last rank waited for no other.
     """
     arrived: dict[Hashable, int] = {}
     took: dict[Hashable, int] = {}

@@ -12,12 +12,9 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from syncopate.tracing.merge import ClockOffset
-
-if TYPE_CHECKING:
-    from syncopate.tracing.served.read import Wired
+from syncopate.tracing.served.rows import Wired
 
 _Signature = tuple[str, str, str, int, int, int, bool]
 
@@ -25,8 +22,8 @@ _Signature = tuple[str, str, str, int, int, int, bool]
 def pairs(messages: Sequence[Sequence[Wired]]) -> Iterator[tuple[Wired, Wired, int, int]]:
     """Yield every message whose sending and receiving are both known.
 
-    A message that was sent several times is known by its order; where not as many were received as
-    sent, nobody knows which, and it is left out.
+    A message that was sent several times is known by its order; where fewer were received than
+    sent, it is not known which, and it is left out.
 
     Args:
         messages: per file of a node, what it saw.

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from syncopate.tracing.served.clocks import pairs
-from syncopate.tracing.served.read import Served, Wired
-from syncopate.tracing.served.rows import SCHEDULER
+from syncopate.tracing.served.read import Served
+from syncopate.tracing.served.rows import SCHEDULER, Wired
 from syncopate.tracing.served.spans import key_names
 
 _Event = dict[str, Any]
@@ -26,7 +26,7 @@ _FIRST_ARROW = 1 << 40
 
 
 class Shown(NamedTuple):
-    """What to show of a run.
+    """The parts of a run to show.
 
     Attributes:
         ranks: worker -> its rank in the timeline.

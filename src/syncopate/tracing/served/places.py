@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from syncopate.tracing.served.read import Wired
+from syncopate.tracing.served.rows import Wired
 
 
 def places(messages: Iterable[Wired]) -> dict[int, int]:

@@ -26,6 +26,8 @@ from syncopate.tracing.served.rows import (
     WORK,
     NodeHeader,
     Rows,
+    Wired,
+    Work,
 )
 from syncopate.tracing.trace_file import rows_of
 
@@ -34,7 +36,7 @@ PATTERNS = tuple(f"{role}*.trace" for role in ROLES)
 
 
 class NodeFile(NamedTuple):
-    """What the file of one node holds.
+    """The content of one node's file.
 
     Attributes:
         path: the file.
@@ -49,61 +51,6 @@ class NodeFile(NamedTuple):
     rows: Rows
     notes: tuple[dict[str, Any], ...]
     shortcomings: tuple[str, ...] = ()
-
-
-class Wired(NamedTuple):
-    """A message as one node saw it.
-
-    Attributes:
-        node: ``"w0"``, ``"s1"`` or ``"scheduler"``.
-        kind: what the protocol calls it, such as ``"Push"``; ``"unreadable"``: it was refused.
-        sends: whether the node sent it; else it received it.
-        peer: the node at the other end; empty: a stranger.
-        key: of the slice; -1: of none.
-        number: of a push its sequence number, of a pull how many pushes are to be in its answer, of
-            an acknowledgement how many the server has, of weights their version.
-        other: of a pull or its answer the request, of an acknowledgement how many pushes are over.
-        asked: whether it answers a query.
-        priority: with which it was sent.
-        nbytes: of all its frames.
-        queued_s: when it was given to be sent; as ``time_s`` where it was received.
-        time_s: when ZeroMQ was given it, or it was taken from there.
-    """
-
-    node: str
-    kind: str
-    sends: bool
-    peer: str
-    key: int
-    number: int
-    other: int
-    asked: bool
-    priority: int
-    nbytes: int
-    queued_s: float
-    time_s: float
-
-
-class Work(NamedTuple):
-    """What a server computed.
-
-    Attributes:
-        node: the server.
-        kind: one of :data:`~syncopate.tracing.served.rows.WORK`.
-        peer: whose pull is answered; empty: no worker's.
-        key: of the slice.
-        number: version of the weights.
-        start_s: when it began.
-        end_s: when it was over.
-    """
-
-    node: str
-    kind: str
-    peer: str
-    key: int
-    number: int
-    start_s: float
-    end_s: float
 
 
 class Key(NamedTuple):
@@ -125,7 +72,7 @@ class Key(NamedTuple):
 
 
 class Served(NamedTuple):
-    """What the nodes of a parameter server sent, received and computed, on one clock.
+    """The messages and work of a parameter server's nodes, on one clock.
 
     Attributes:
         run: the job's random name.

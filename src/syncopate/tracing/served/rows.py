@@ -1,4 +1,4 @@
-"""Rows: messages of one node, and what it computed, as they lie in memory and in files.
+"""Rows: messages of one node, and what it computed, in memory, in files and as they are read.
 
 Noting a row takes about a microsecond. What holds the rows until they are written is bounded, and
 counts what it has no room for.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 import threading
 from collections import deque
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,13 +115,68 @@ class NodeHeader(Artifact, frozen=True, kw_only=True):
 
     @property
     def stem(self) -> str:
-        """What its file is called."""
+        """The name of its file."""
         return self.role if self.role == SCHEDULER else f"{self.role}-{self.rank}"
 
     @property
     def node(self) -> str:
-        """What analysis calls it: ``"w0"``, ``"s1"`` or ``"scheduler"``."""
+        """Its name in analysis: ``"w0"``, ``"s1"`` or ``"scheduler"``."""
         return self.role if self.role == SCHEDULER else f"{self.role[0]}{self.rank}"
+
+
+class Wired(NamedTuple):
+    """A message as one node saw it.
+
+    Attributes:
+        node: ``"w0"``, ``"s1"`` or ``"scheduler"``.
+        kind: what the protocol calls it, such as ``"Push"``; ``"unreadable"``: it was refused.
+        sends: whether the node sent it; else it received it.
+        peer: the node at the other end; empty: a stranger.
+        key: of the slice; -1: of none.
+        number: of a push its sequence number, of a pull how many pushes are to be in its answer, of
+            an acknowledgement how many the server has, of weights their version.
+        other: of a pull or its answer the request, of an acknowledgement how many pushes are over.
+        asked: whether it answers a query.
+        priority: with which it was sent.
+        nbytes: of all its frames.
+        queued_s: when it was given to be sent; as ``time_s`` where it was received.
+        time_s: when ZeroMQ was given it, or it was taken from there.
+    """
+
+    node: str
+    kind: str
+    sends: bool
+    peer: str
+    key: int
+    number: int
+    other: int
+    asked: bool
+    priority: int
+    nbytes: int
+    queued_s: float
+    time_s: float
+
+
+class Work(NamedTuple):
+    """A computation of a server.
+
+    Attributes:
+        node: the server.
+        kind: one of :data:`WORK`.
+        peer: whose pull is answered; empty: no worker's.
+        key: of the slice.
+        number: version of the weights.
+        start_s: when it began.
+        end_s: when it was over.
+    """
+
+    node: str
+    kind: str
+    peer: str
+    key: int
+    number: int
+    start_s: float
+    end_s: float
 
 
 class RowQueue:

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 
 from syncopate.artifacts.timeline import Span
 from syncopate.tracing.served.places import places
-from syncopate.tracing.served.read import Served, Wired
+from syncopate.tracing.served.read import Served
+from syncopate.tracing.served.rows import Wired
 
 
 def spans_of_workers(served: Served, last: int) -> tuple[list[Sequence[Span]], int]:

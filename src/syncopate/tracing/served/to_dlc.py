@@ -32,8 +32,8 @@ from typing import NamedTuple
 from syncopate.tracing.dlc import Header, Node, Operation, Record, SetUp
 from syncopate.tracing.dlc.records import INITIAL
 from syncopate.tracing.served.places import places
-from syncopate.tracing.served.read import Served, Wired
-from syncopate.tracing.served.rows import SCHEDULER, SERVER, WORKER
+from syncopate.tracing.served.read import Served
+from syncopate.tracing.served.rows import SCHEDULER, SERVER, WORKER, Wired
 
 _SET_UP = ("Hello", "Welcome", "HelloWanted", "Declare")
 _WORKER = {

@@ -14,7 +14,7 @@ from torch import nn
 import syncopate
 from syncopate.engine.exchange.flat_weights import FlatWeights
 from syncopate.engine.readiness import Readiness
-from syncopate.engine.selfplan.safe import first_plan
+from syncopate.engine.selfplan.ddp_buckets import first_plan
 from syncopate.errors import SyncopateError
 from syncopate.protocol.rules import Rules
 from syncopate.recipe import Recipe

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
-from syncopate.engine.exchange.seen import weights
-from syncopate.engine.exchange.seen.averages import AwaitedAverage
+from syncopate.engine.exchange.proxies import weights
+from syncopate.engine.exchange.proxies.averages import AwaitedAverage
 
 VALUES = torch.tensor([3.0, -4.0])
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Muon, Optimizer
 
-from syncopate.engine.exchange.seen import aliases
-from syncopate.engine.exchange.seen.state import (
+from syncopate.engine.exchange.proxies import aliases
+from syncopate.engine.exchange.proxies.state import (
     SeenState,
     join,
     own,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from syncopate.engine.exchange.delay.deferred import Due, Ending
-from syncopate.engine.tail import Said
+from syncopate.engine.trailer import Said
 
 SOUND = Said([], [0, 0], appeared=False)
 UNSOUND = {

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from syncopate.engine.exchange.seen.norms import PartialNorm
+from syncopate.engine.exchange.proxies.norms import PartialNorm
 from tests.children import HANGS_S
 
 RANKS = 3

@@ -14,7 +14,7 @@ from torch import nn
 from syncopate.engine.checks.soundness import tensor_facts
 from syncopate.engine.model import module
 from syncopate.engine.model.module import output_tensors
-from syncopate.engine.selfplan.safe import first_plan, safe_plan
+from syncopate.engine.selfplan.ddp_buckets import first_plan, safe_plan
 from syncopate.units import MIB
 
 Pair = collections.namedtuple("Pair", "left right")

@@ -16,9 +16,9 @@ from syncopate.artifacts.cluster import (
 )
 from syncopate.artifacts.plan import Plan
 from syncopate.artifacts.workload import GradientTensor, Workload
-from syncopate.engine.selfplan import contest, proposals, words
+from syncopate.engine.selfplan import contest, log_lines, proposals
 from syncopate.engine.selfplan.contest import Ability, Contender
-from syncopate.engine.selfplan.safe import safe_plan
+from syncopate.engine.selfplan.ddp_buckets import safe_plan
 from syncopate.engine.selfplan.wishes import Asked
 from syncopate.units import KIB, MIB
 
@@ -279,7 +279,7 @@ def test_who_trains_sharded_is_told_how_to_save() -> None:
     found = [*proposed(ABLE), *proposed(ABLE, "sharded")]
     for one in found:
         one.samples_s.append(0.5)
-        told = "model.syncopate.state_dict(optimizer)" in words.verdict(one, found[0], 1.0)
+        told = "model.syncopate.state_dict(optimizer)" in log_lines.verdict(one, found[0], 1.0)
         assert told == (one.plan.exchange == "sharded")
 
 

@@ -36,12 +36,12 @@ from syncopate.engine.exchange.delay.iterations import expect_iterations, iterat
 from syncopate.engine.exchange.delay.loading import Watch
 from syncopate.engine.exchange.layout import Launched, Layout, arrived
 from syncopate.engine.exchange.model_buffers import InForward
-from syncopate.engine.exchange.notes import Note, unsaid
+from syncopate.engine.exchange.notes import unsaid
 from syncopate.engine.exchange.parts import Missing, Stepped
+from syncopate.engine.exchange.proxies.whole_gradients import WholeGradients
 from syncopate.engine.exchange.push.gathering import Gathering
 from syncopate.engine.exchange.push.reduced import Reduced
-from syncopate.engine.exchange.seen.whole import WholeGradients
-from syncopate.engine.tail import Said
+from syncopate.engine.trailer import Note, Said
 from syncopate.errors import EngineError
 
 
@@ -328,7 +328,7 @@ class OwnWeights(parts.Local):
         return {key: copied(value) for key, value in found.items()}
 
     def load_local_state(self, state: Mapping[str, Any]) -> None:
-        """Go on with what :meth:`local_state` returned, after model and optimizer were loaded.
+        """Load the result of :meth:`local_state`, after model and optimizer were loaded.
 
         Raises:
             EngineError: it is another rank's, or of another rank count, model or delay.

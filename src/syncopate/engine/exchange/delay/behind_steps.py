@@ -26,21 +26,21 @@ from syncopate.engine.exchange.delay.deferred import Due, Ending, Held, may_go_o
 from syncopate.engine.exchange.delay.iterations import count_iteration
 from syncopate.engine.exchange.delay.stages import Stages
 from syncopate.engine.exchange.layout import Launched, Layout, Work
-from syncopate.engine.exchange.notes import Note, unsaid
+from syncopate.engine.exchange.notes import unsaid
 from syncopate.engine.exchange.parts import Push
+from syncopate.engine.exchange.proxies.partial_gradients import Partial
 from syncopate.engine.exchange.pull.weights import FromOwners
 from syncopate.engine.exchange.push.gathering import Gathering
 from syncopate.engine.exchange.push.reduced import Reduced
-from syncopate.engine.exchange.seen.partial import Partial
 from syncopate.engine.exchange.update.optimizer_state import OwnedState
-from syncopate.engine.exchange.update.owned import Beside
 from syncopate.engine.exchange.update.pieces import Pieces
-from syncopate.engine.tail import Said
+from syncopate.engine.exchange.update.sharded_update import Beside
+from syncopate.engine.trailer import Note, Said
 from syncopate.errors import EngineError
 
 
 class Behind:
-    """What comes behind the steps of an exchange.
+    """The work that an exchange does behind its steps.
 
     Attributes:
         ending: the end of the last step; None where it is over.
@@ -64,7 +64,7 @@ class Behind:
         layout.lend(layout.shared(OwnedState), "finish", self.finish)
 
     def wait(self) -> None:
-        """Wait for the end of the last step, of which no backward has asked how it went."""
+        """Wait for the end of the last step, whose result no backward has taken."""
         if self.ending is not None:
             self.ending.wait()
 
@@ -217,7 +217,7 @@ class LatePush(Push):
         return not self._stages.here or bool(self._gradients.absent) or pulls
 
     def _may_end_behind(self) -> bool:
-        """Whether nothing in the step that comes looks at averages or at the global weights."""
+        """Whether the coming step reads neither averages nor the global weights."""
         stages, optimizers = self._stages, self._layout.optimizers
         on_device = self._layout.trainables[0].parameter.is_cuda
         if not (stages.here and stages.delay.has_slack) or self._replicates or on_device:
@@ -232,7 +232,7 @@ class LatePush(Push):
         )
 
     def finish(self) -> None:
-        """Wait for what goes on behind the last step."""
+        """Wait for the work that the last step left behind it."""
         self._behind.finish()
 
 
@@ -245,7 +245,7 @@ class StepsBehind(Beside):
         self._left_out: set[int] = set()
 
     def begins(self, optimizer: Optimizer) -> None:
-        """See to it that every pull is launched by now which the local update waits for."""
+        """Launch the pulls that the local update waits for."""
         self._left_out = set()
         self._behind.launch_held()
 

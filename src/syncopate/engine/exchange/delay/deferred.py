@@ -49,8 +49,8 @@ from syncopate.engine.exchange.layout import Work
 from syncopate.engine.exchange.optimizers import copy_for, step_of, step_with
 from syncopate.engine.exchange.update.pieces import Piece
 from syncopate.engine.step import Ran
-from syncopate.engine.tail import Said
 from syncopate.engine.torch_compat import step_hooks
+from syncopate.engine.trailer import Said
 
 
 def may_go_on_behind(optimizer: torch.optim.Optimizer) -> bool:
@@ -118,7 +118,7 @@ class Due:
         self._dropped = False
 
     def settle(self, *, launches: bool) -> None:
-        """Launch it, or never do."""
+        """Launch it, or drop it."""
         if launches:
             self._handle = self._launch()
         self._dropped = not launches
@@ -154,7 +154,7 @@ class Due:
 
 
 class Ending:
-    """What a step leaves to do behind it.
+    """The work that a step leaves behind it.
 
     Args:
         averages: waits for its pushes, makes averages, and returns what the ranks said.
@@ -168,7 +168,7 @@ class Ending:
         self._launched: Future[None] | None = None
 
     def go_on(self, executor: ThreadPoolExecutor, updates: Sequence[Callable[[], None]]) -> None:
-        """Begin to do it aside, and with averages of a sound step the ``updates``, in order."""
+        """Start it on the thread; after a sound step, then run the ``updates``, in order."""
 
         def end() -> Said:
             said = self._averages()
@@ -179,7 +179,7 @@ class Ending:
         self._said = executor.submit(end)
 
     def launch(self, executor: ThreadPoolExecutor, pulls: Sequence[Due]) -> None:
-        """Launch ``pulls`` aside once it is done, in order, where the step was sound."""
+        """Launch ``pulls`` on the thread once it is done, in order, after a sound step."""
         said = self._averaged()
 
         def launch() -> None:
@@ -190,7 +190,7 @@ class Ending:
         self._launched = executor.submit(launch)
 
     def wait(self) -> Said:
-        """Wait for it, and return what the ranks said; for averages alone where it never went on.
+        """Wait for it, and return the ranks' reports; waits for averages alone where no step came.
 
         Raises:
             CollectiveError: a rank is lost or late.

@@ -21,13 +21,13 @@ def iterations_of(optimizer: Optimizer) -> int:
 
 
 def count_iteration(optimizer: Optimizer, steps: int = 1) -> None:
-    """Note that ``optimizer`` takes so many steps more; -1: that its last step was none."""
+    """Add ``steps`` to the count of ``optimizer``; -1 takes its last step back."""
     taken = iterations_of(optimizer) + steps
     for group in optimizer.param_groups:
         group[_NUM] = taken
 
 
 def expect_iterations(optimizers: Iterable[Optimizer]) -> None:
-    """Give every group its count, so that what loads by the keys that are there finds it."""
+    """Give every group its count, so that loading by existing keys finds it."""
     for group in chain(*(optimizer.param_groups for optimizer in optimizers)):
         group.setdefault(_NUM, 0)

@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 
 class Loads(Protocol):
-    """Wants to know that weights were loaded."""
+    """Gets a call when weights were loaded."""
 
     def loaded(self) -> None:
         """Note it."""
@@ -38,7 +38,7 @@ class Watch:
 
 
 class _Hook:
-    """What torch calls after loading; a copy of it, made with the model, does nothing."""
+    """Torch calls it after loading; a copy, made with the model, does nothing."""
 
     def __init__(self, exchange: Loads | None = None) -> None:
         self._exchange = None if exchange is None else weakref.ref(exchange)

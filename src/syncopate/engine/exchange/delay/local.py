@@ -35,7 +35,7 @@ STATE = ("weights", "before", "retrieved", "squares")
 
 
 class Local:
-    """What a rank keeps of one flat buffer; see the module.
+    """The local weights of one flat buffer, and their rule's memory; see the module.
 
     Args:
         part: the flat buffer.
@@ -98,7 +98,7 @@ class Local:
 
     @torch.no_grad()
     def keep_gradient(self, message: Message) -> None:
-        """Copy what ``message`` is about to carry of this rank's gradient."""
+        """Copy this rank's gradient in ``message``, before the collective destroys it."""
         self.gradient[message.start : message.stop].copy_(message.gradients)
 
     def settle(self) -> None:
@@ -122,11 +122,11 @@ class Local:
             arrived(each)
 
     def forget_pulls(self) -> None:
-        """Begin with no weights that were to be retrieved; no pull of them was launched."""
+        """Forget weights that were to be pulled; no pull of them was launched."""
         self.fresh, self.arriving = False, []
 
     def updating(self, runs: Sequence[tuple[int, int, Hyper]]) -> Callable[[], None]:
-        """Return what updates the local weights, in ranges each by its rule, on any thread.
+        """Return the function that updates the local weights, each range by its rule.
 
         It begins with what was retrieved, where something was, and waits for that; the next pull
         may be launched meanwhile. See [Note: two buffers in turn].
@@ -163,7 +163,7 @@ class Local:
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Mapping[str, Any]]) -> None:
-        """Take back what :meth:`state` returned."""
+        """Load the result of :meth:`state`."""
         self.fresh = "retrieved" in state
         for name in STATE:
             flat = getattr(self, name)

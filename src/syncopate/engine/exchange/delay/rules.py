@@ -30,7 +30,7 @@ _EPSILON = 1e-7
 
 @dataclass(frozen=True)
 class Hyper:
-    """What a rule is told of the parameters of one group, in one step.
+    """The hyper-parameters of one group, for one step of a rule.
 
     Attributes:
         delay: its constants.
@@ -49,7 +49,7 @@ class Hyper:
 
 
 def hyper_of(delay: Delay, group: Mapping[str, Any]) -> Hyper:
-    """Return what the rule of ``delay`` is told of a parameter group, as it is now.
+    """Return the hyper-parameters for the rule of ``delay``, from a parameter group as it is now.
 
     Raises:
         EngineError: the group has no learning rate, and the delay neither.
@@ -77,13 +77,13 @@ def hyper_of(delay: Delay, group: Mapping[str, Any]) -> Hyper:
 
 
 def _share_of_step(group: Mapping[str, Any]) -> float:
-    """Return what of a steady step of momentum SGD one gradient is: ``1 - m``."""
+    """Return the share of one gradient in a steady step of momentum SGD: ``1 - m``."""
     momentum = float(group.get("momentum") or 0.0)
     return (1 - momentum) / (1 - float(group.get("dampening") or 0.0)) if momentum else 1.0
 
 
 def require_rule(delay: Delay, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Refuse a local rule that does not hold for what updates the global weights.
+    """Refuse a local rule that does not fit the optimizer of the global weights.
 
     Raises:
         EngineError: GLU beside another optimizer than SGD; or a parameter of several optimizers.
@@ -135,7 +135,7 @@ class Flat:
         return Flat(weights, gradient, before, squares, begun)
 
     def begin(self) -> None:
-        """Let the weights be what they are to be before the rule."""
+        """Set the weights to the values that the rule starts from."""
         if self.begun is not None:
             self.weights.copy_(self.begun)
 

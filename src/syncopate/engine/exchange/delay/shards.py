@@ -26,8 +26,8 @@ from syncopate.engine.exchange.flat_weights import FlatWeights
 from syncopate.engine.exchange.layout import Layout, Work
 from syncopate.engine.exchange.notes import Ranks
 from syncopate.engine.exchange.parts import Gradients, Missing
+from syncopate.engine.exchange.proxies.partial_gradients import Partial, PartialGradients
 from syncopate.engine.exchange.push.gathering import Gathering
-from syncopate.engine.exchange.seen.partial import Partial, PartialGradients
 from syncopate.engine.exchange.shares import Shares
 from syncopate.engine.exchange.update.pieces import Pieces
 from syncopate.errors import EngineError
@@ -79,7 +79,7 @@ class OwnMasters:
     # -- this rank's own gradients ---------------------------------------------------------------
 
     def _keep(self, part: FlatBuffer) -> Sequence[Callable[[], None]]:
-        """Return what keeps the gradients of a flat buffer; the reduce-scatter destroys them."""
+        """Return memory for the gradients of a flat buffer, which the reduce-scatter destroys."""
         local = self._stages.of(part)
         if local is None or not local.gradient.numel():
             return ()
@@ -134,7 +134,7 @@ class UnmixedGradients(Gradients):
         self._stages = layout.shared(Stages)
 
     def adapt(self, entered: int | None = None) -> None:
-        """Refuse what would be accumulated onto an average; on every rank."""
+        """Refuse to accumulate onto an average; on every rank."""
         self._partial.adapt(entered)
         # Of what another rank owns zeros are left here, and what is added to them is this rank's.
         mine = {id(view.whole) for _, view in self._held.all() if view.own}
@@ -152,7 +152,7 @@ class UnmixedGradients(Gradients):
         return self._partial.missing(indices)
 
     def restore(self, missing: Missing) -> None:
-        """Take away again what no rank reached and had no gradient before."""
+        """Remove the gradients of parameters that no rank reached and that had none before."""
         self._partial.restore(missing)
 
     def averaged(self) -> None:

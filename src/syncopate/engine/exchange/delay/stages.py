@@ -34,13 +34,13 @@ class Masters(Protocol):
     """Has the global weights while ranks train on weights of their own."""
 
     def begin(self, part: FlatBuffer) -> Local:
-        """Return what is kept of a flat buffer whose weights are this rank's own from now on."""
+        """Return the local weights of a flat buffer, which are this rank's own from now on."""
 
     def end(self, local: Local) -> None:
-        """Give up what is kept of a flat buffer; its weights are the global ones again."""
+        """Drop the local weights of a flat buffer; its weights are the global ones again."""
 
     def give(self, local: Local, flat: Tensor) -> None:
-        """Put into ``flat``, which is about to be pulled, what this rank owns of it."""
+        """Copy this rank's share of the weights to ``flat``, which is about to be pulled."""
 
     def pull(self, part: FlatBuffer, message: Message, flat: Tensor) -> Work:
         """Begin to bring the global weights that ``message`` carries into ``flat``.
@@ -89,7 +89,7 @@ class Stages:
 
     @property
     def local(self) -> Iterable[Local]:
-        """What is kept of the flat buffers that hold local weights."""
+        """The local weights of each flat buffer that has any."""
         return self.here.values()
 
     def taken(self, part: FlatBuffer) -> int:
@@ -98,7 +98,7 @@ class Stages:
         return iterations_of(self._layout.optimizers[trained.optimizer])
 
     def of(self, part: FlatBuffer) -> Local | None:
-        """Return what is kept of a flat buffer in the iteration that runs; None in the warm-up."""
+        """Return the local weights of a flat buffer in this iteration; None in the warm-up."""
         local, num = self.here.get(id(part)), self.taken(part)
         begins = num > self.delay.wp and num % self.delay.k == 0
         if local is None and begins and not part.replicated:

@@ -9,8 +9,8 @@ DistributedDataParallel.
 [Note: looks]
 Every rank launches both halves during backward and at its end. So nothing that a script does later
 is a collective of all ranks: a look at a gradient, a weight or the optimizer's state, on one rank
-or on all, in any thread, waits for what is under way on this rank (``seen/weights.py``), a *flight*
-(``flights.py``).
+or on all, in any thread, waits for what is under way on this rank (``proxies/weights.py``), a
+*flight* (``flights.py``).
 
 [Note: squares]
 Along with the note behind the last reduce-scatter all ranks sum up the squares of every gradient,

@@ -23,7 +23,7 @@ from torch import Tensor
 from syncopate.engine.buckets import FlatBuffer
 from syncopate.engine.checks.agreement import explaining
 from syncopate.engine.exchange.layout import Layout
-from syncopate.engine.exchange.seen import averages, weights
+from syncopate.engine.exchange.proxies import averages, weights
 from syncopate.errors import EngineError
 
 

@@ -1,7 +1,7 @@
 """Pulled weights: a step ends by launching the weights that it changed, each from its owner.
 
 They come in the order of the plan: what the next forward needs first comes first. The step does
-not wait; a look at a parameter does (``exchange/seen/weights.py``).
+not wait; a look at a parameter does (``exchange/proxies/weights.py``).
 
 [Note: several optimizers]
 A step launches the pulls of its own optimizer's parameters and no others, so that it does not
@@ -19,7 +19,7 @@ from syncopate.engine.buckets import FlatBuffer, Message
 from syncopate.engine.exchange.flat_weights import FlatWeights
 from syncopate.engine.exchange.layout import Launched, Layout
 from syncopate.engine.exchange.parts import Pull, Stepped
-from syncopate.engine.exchange.seen import weights
+from syncopate.engine.exchange.proxies import weights
 
 
 class Source:

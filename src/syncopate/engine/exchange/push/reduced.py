@@ -15,10 +15,9 @@ import torch
 from syncopate.engine.buckets import BucketBuffers, FlatBuffer, Message
 from syncopate.engine.checks.agreement import explaining
 from syncopate.engine.exchange.layout import Launched, Layout
-from syncopate.engine.exchange.notes import Note
 from syncopate.engine.exchange.parts import Push
 from syncopate.engine.exchange.push.gathering import Gathering
-from syncopate.engine.tail import Said
+from syncopate.engine.trailer import Note, Said
 
 
 class Averaging:

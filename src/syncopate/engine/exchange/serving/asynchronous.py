@@ -24,10 +24,10 @@ from syncopate.engine.buckets import BucketBuffers
 from syncopate.engine.exchange import parts
 from syncopate.engine.exchange.layout import Layout
 from syncopate.engine.exchange.model_buffers import agree
-from syncopate.engine.exchange.notes import Note, Ranks, unsaid
+from syncopate.engine.exchange.notes import Ranks, unsaid
 from syncopate.engine.exchange.serving.served import Sending
 from syncopate.engine.exchange.serving.submissions import Submissions
-from syncopate.engine.tail import Said
+from syncopate.engine.trailer import Note, Said
 
 
 class UntoldPush(parts.Push):

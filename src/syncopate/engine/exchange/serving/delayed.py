@@ -27,13 +27,13 @@ from syncopate.engine.exchange.delay.local import Local
 from syncopate.engine.exchange.delay.stages import Stages
 from syncopate.engine.exchange.flat_weights import FlatWeights
 from syncopate.engine.exchange.layout import Layout, Work
-from syncopate.engine.exchange.notes import Note, unsaid
+from syncopate.engine.exchange.notes import unsaid
 from syncopate.engine.exchange.parts import Push
+from syncopate.engine.exchange.proxies.partial_gradients import Partial
 from syncopate.engine.exchange.push.gathering import Gathering
-from syncopate.engine.exchange.seen.partial import Partial
 from syncopate.engine.exchange.serving.served import SentPush
 from syncopate.engine.exchange.serving.submissions import Submissions
-from syncopate.engine.tail import Said
+from syncopate.engine.trailer import Note, Said
 from syncopate.errors import EngineError
 
 

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from syncopate.engine.exchange.layout import Layout
 from syncopate.engine.exchange.parts import Gradients, Missing
-from syncopate.engine.exchange.seen import gradients
-from syncopate.engine.exchange.seen.gradients import PartialGradient
-from syncopate.engine.exchange.seen.partial import Partial, PartialGradients
-from syncopate.engine.exchange.seen.weights import WITHOUT_VALUES, tensors_in
+from syncopate.engine.exchange.proxies import gradients
+from syncopate.engine.exchange.proxies.gradients import PartialGradient
+from syncopate.engine.exchange.proxies.partial_gradients import Partial, PartialGradients
+from syncopate.engine.exchange.proxies.weights import WITHOUT_VALUES, tensors_in
 from syncopate.engine.exchange.serving.submissions import Submissions
 from syncopate.errors import EngineError
 
@@ -102,7 +102,7 @@ class SentGradients(Gradients):
         return self._partial.missing(indices)
 
     def restore(self, missing: Missing) -> None:
-        """Take away again what no rank reached and had no gradient before."""
+        """Remove the gradients of parameters that no rank reached and that had none before."""
         self._partial.restore(missing)
 
     def averaged(self) -> None:

@@ -16,14 +16,13 @@ from torch.optim import Optimizer
 from syncopate.engine.buckets import BucketBuffers, FlatBuffer, Message
 from syncopate.engine.exchange.flat_weights import FlatWeights
 from syncopate.engine.exchange.layout import Layout
-from syncopate.engine.exchange.notes import Note
 from syncopate.engine.exchange.parts import Push
+from syncopate.engine.exchange.proxies.partial_gradients import Partial
 from syncopate.engine.exchange.pull.weights import Source
 from syncopate.engine.exchange.push.gathering import Gathering
-from syncopate.engine.exchange.seen.partial import Partial
 from syncopate.engine.exchange.serving.submissions import Submissions, Transfer
-from syncopate.engine.exchange.update.owned import Beside
-from syncopate.engine.tail import Said
+from syncopate.engine.exchange.update.sharded_update import Beside
+from syncopate.engine.trailer import Note, Said
 from syncopate.errors import EngineError
 
 

@@ -16,7 +16,7 @@ which it makes them.
 [Note: memory that others hold]
 A look at a parameter is seen, and one at ``optimizer.state``; a look at their memory is not. So a
 step does not wait to be taken where something else holds the memory of a parameter or of its state:
-a ``state_dict`` that the script keeps, a view, an array of numpy (``seen/aliases.py``). What a
+a ``state_dict`` that the script keeps, a view, an array of numpy (``proxies/aliases.py``). What a
 script takes behind the step has waited for it.
 """
 
@@ -37,9 +37,9 @@ from syncopate.engine import console
 from syncopate.engine.exchange.layout import Layout
 from syncopate.engine.exchange.optimizers import kind_of
 from syncopate.engine.exchange.parts import Stepped, Update
+from syncopate.engine.exchange.proxies import aliases, weights
+from syncopate.engine.exchange.proxies import state as proxies
 from syncopate.engine.exchange.pull.flights import Flights, Waiter
-from syncopate.engine.exchange.seen import aliases, weights
-from syncopate.engine.exchange.seen import state as seen
 from syncopate.engine.exchange.update.deferred_steps import DeferredStep
 from syncopate.engine.torch_compat import storage_holders, without_overrides
 from syncopate.errors import EngineError
@@ -75,12 +75,12 @@ class DeferredUpdate(Update):
         ready, read, ending = self._flights.ready, self._state_is_read, self._layout.ending
         for optimizer in self._layout.optimizers:
             if self._defers[id(optimizer)]:
-                ending.callback(seen.unwatch, optimizer, read)
-                seen.watch(optimizer, read)
+                ending.callback(proxies.unwatch, optimizer, read)
+                proxies.watch(optimizer, read)
                 for hook in (
                     optimizer.register_load_state_dict_pre_hook(lambda *_: ready()),
                     optimizer.register_load_state_dict_post_hook(
-                        lambda loaded: seen.watch(loaded, read)
+                        lambda loaded: proxies.watch(loaded, read)
                     ),
                 ):
                     ending.callback(hook.remove)
@@ -92,7 +92,7 @@ class DeferredUpdate(Update):
             self.put_back()  # what is compiled may be the step
             self._flights.ready()
         for optimizer in self._layout.optimizers:
-            seen.unwatch(optimizer, self._state_is_read)
+            proxies.unwatch(optimizer, self._state_is_read)
 
     def _state_is_read(self) -> None:
         """Wait for everything; not for what a step does to the parameters that it updates now."""
@@ -108,7 +108,7 @@ class DeferredUpdate(Update):
         deferred: dict[int, list[int]] = defaultdict(list)
         kinds: set[Any] = set()
         held = ""
-        state = seen.raw_state(optimizer)
+        state = proxies.raw_state(optimizer)
         for group in optimizer.param_groups:
             kinds.add(_flags(group))
             for parameter in group["params"]:
@@ -171,7 +171,7 @@ class DeferredUpdate(Update):
         self.put_back()
         if not deferred:
             return
-        seen.watch(optimizer, self._state_is_read)  # the script may have put another there
+        proxies.watch(optimizer, self._state_is_read)  # the script may have put another there
         noted = dict(vars(optimizer))
         with self._flights.lock:
             for key, indices in deferred.items():

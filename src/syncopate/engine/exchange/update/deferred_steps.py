@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from syncopate.engine.exchange.groups import parameters_of
 from syncopate.engine.exchange.optimizers import copy_for, step_with
-from syncopate.engine.exchange.seen.state import raw_state
+from syncopate.engine.exchange.proxies.state import raw_state
 
 StandIn = Callable[[Tensor], tuple[int, nn.Parameter] | None]
 

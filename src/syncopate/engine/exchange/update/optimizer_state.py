@@ -31,7 +31,7 @@ from torch.optim import Optimizer
 from syncopate.engine.buckets import FlatBuffer, Trainable, view_like
 from syncopate.engine.checks.agreement import explaining
 from syncopate.engine.exchange.layout import Layout, nothing
-from syncopate.engine.exchange.seen import state as seen
+from syncopate.engine.exchange.proxies import state as proxies
 from syncopate.engine.exchange.update.pieces import Piece, Pieces
 from syncopate.errors import EngineError
 
@@ -120,7 +120,7 @@ class OwnedState:
                     for key, value in whole.items()
                 }
         state[self.mark] = {}
-        seen.part(optimizer, self)
+        proxies.part(optimizer, self)
         if not any(known() is optimizer for known in self._cut):
             self._cut.append(weakref.ref(optimizer))
 
@@ -284,7 +284,7 @@ class OwnedState:
     def _forget(self, optimizer: Optimizer) -> None:
         """Take the state of pieces away."""
         optimizer.state.pop(self.mark, None)
-        seen.join(optimizer, self)
+        proxies.join(optimizer, self)
         for _, pieces in self._everything():
             for piece in pieces:
                 optimizer.state.pop(piece.parameter, None)

@@ -308,7 +308,7 @@ function draw() {
   const numbers = seen.length > 1 ? `iterations ${seen[0].number} to ${seen.at(-1).number}`
     : seen.length ? `iteration ${seen[0].number}` : "";
   where.textContent = `${duration(view.to - view.from)} in view${numbers ? `, ${numbers}` : ""}`;
-  /* What is in view, for whoever asks: tests, and scripts of readers. */
+  /* What is in view, for tests and scripts of readers. */
   Object.assign(box.dataset, { from: view.from, to: view.to, drawn, rows: rows.length, chosen });
 }
 let waits = false;
@@ -531,7 +531,7 @@ function fit() {
 }
 new ResizeObserver(fit).observe(box);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", fit);
-/* Paper is white, whatever the screen is. */
+/* Paper is white, also from a dark screen. */
 addEventListener("beforeprint", () => { document.documentElement.classList.add("printing"); fit(); });
 addEventListener("afterprint", () => { document.documentElement.classList.remove("printing"); fit(); });
 fit();

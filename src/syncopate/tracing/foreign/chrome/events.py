@@ -217,7 +217,7 @@ class _Pieces:
         return found
 
     def odd(self) -> dict[str, int]:
-        """Return what is odd, and of how many events."""
+        """Return the oddities, and of how many events."""
         left = sum(map(len, self._open.values())) + self._unended
         said = {"end before they begin": self._negative, "begin or end alone": left}
         return {what: count for what, count in said.items() if count}

@@ -70,7 +70,7 @@ class _Message(NamedTuple):
 
 
 class _Told(NamedTuple):
-    """What is the same for all files.
+    """The facts that are the same for all files.
 
     Attributes:
         timeline: it.

@@ -104,7 +104,7 @@ class AutomaticRecording:
         return None if self._writer is None else self._writer.path
 
     def leave(self) -> None:
-        """Note and write no more."""
+        """Stop recording and writing."""
         self._over = True
         self._recording.stop()
         self._ends.set()
@@ -200,13 +200,13 @@ class AutomaticRecording:
             self._complain(f"cannot write it anew: {error.strerror or error}; it is as it was")
 
     def _refuse(self, reason: object) -> None:
-        """Write no more."""
+        """Stop writing."""
         self._complain(f"{reason}; nothing more is recorded")
         self._refused = True
         self.leave()
 
     def _complain(self, what: str) -> None:
-        """Say what is wrong, the first time; the training matters more."""
+        """Log the first error, and go on training."""
         if not self._complained:
             self._complained = True
             where = f"{capture.VARIABLE}: {self.path or self._directory}"

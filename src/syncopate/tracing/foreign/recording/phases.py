@@ -54,7 +54,7 @@ class Phases:
         self.rearm()
 
     def rearm(self) -> None:
-        """Await the next forward, whatever became of the last one."""
+        """Await the next forward, also after one that failed."""
         self.stop()
         self._backward = False
         if self._unseen:
@@ -63,7 +63,7 @@ class Phases:
             self._entering = self._register(self._enters)
 
     def stop(self) -> None:
-        """Note no more."""
+        """Stop recording."""
         for hook in (self._entering, self._leaving):
             if hook is not None:
                 hook.remove()

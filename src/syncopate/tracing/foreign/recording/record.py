@@ -137,13 +137,13 @@ class Recording:
         self._over = {}
 
     def stop(self) -> None:
-        """Note no more."""
+        """Stop recording."""
         self._phases.stop()
         for hook in self._hooks:
             hook.remove()
 
     def about(self, rank: int, world_size: int) -> RecordedRank:
-        """Return whose recording it is."""
+        """Return the rank and job of the recording."""
         import torch  # noqa: PLC0415
 
         return RecordedRank(

@@ -56,7 +56,7 @@ class Step(Record, frozen=True, kw_only=True):
 
 
 class RecordedRank(Artifact, frozen=True, kw_only=True):
-    """What one rank did.
+    """The recording of one rank.
 
     Attributes:
         rank: which.
@@ -125,7 +125,7 @@ class RecordedRank(Artifact, frozen=True, kw_only=True):
 
 
 class Call(Record, frozen=True, kw_only=True):
-    """What collectives that are alike have in common.
+    """The common fields of equal collectives.
 
     Attributes:
         name: torch's, such as ``"gloo:all_reduce"``.
@@ -143,7 +143,7 @@ class Call(Record, frozen=True, kw_only=True):
 
 
 class Block(Record, frozen=True, kw_only=True):
-    """What a rank did from one writing to the next.
+    """A rank's events from one writing to the next.
 
     Attributes:
         written_ns: when it was written.

@@ -73,7 +73,7 @@ _SECONDS = {"sec": "s", "seconds": "s"}
 
 
 class Mapped(NamedTuple):
-    """What a table calls things.
+    """The names of columns and kinds in a table.
 
     Attributes:
         columns: column of :data:`COLUMNS` -> what it is called, with ``":us"`` behind a time's name

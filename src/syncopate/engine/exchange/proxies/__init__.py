@@ -1,0 +1,1 @@
+"""Proxies: what stands for gradients, weights and optimizer state that are not here yet."""

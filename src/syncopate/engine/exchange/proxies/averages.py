@@ -1,0 +1,164 @@
+"""Averages: what ``parameter.grad`` is while the average is on its way to every rank.
+
+A look waits for it, on this rank alone (``weights.py``). What training loops do in every step does
+not look: to scale gradients, which clipping does, and a scaler as it unscales; to zero them; and to
+take their 2-norms, which every rank knows from the note behind the backward. Scaling and zeroing
+are done when the average has arrived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from syncopate.engine.exchange.proxies import norms, weights
+from syncopate.engine.torch_compat import unscale, without_overrides
+
+Handler = Callable[..., Any]
+
+
+class Owner(Protocol):
+    """The exchange that brings averages."""
+
+    def index_of(self, gradient: Tensor) -> int | None:
+        """Return the index of the parameter whose average is on its way there."""
+
+    def memory_of(self, index: int) -> Tensor:
+        """Return the place of an average, without waiting for it."""
+
+    def later(self, index: int, action: Callable[[], object]) -> None:
+        """Do something when an average has arrived."""
+
+    def square_of(self, index: int) -> Tensor | None:
+        """Return the sum of its squares; None where it is not known."""
+
+    def heed(self) -> None:
+        """Refuse what comes behind a backward that failed."""
+
+
+class AwaitedAverage(weights.Pending):
+    """Mixed into the class of a gradient whose average is on its way."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        handler = _HANDLERS.get(func)
+        if handler is not None:
+            result = handler(*args, **(kwargs or {}))
+            if result is not NotImplemented:
+                return result
+        if func not in weights.WITHOUT_VALUES:
+            for tensor in weights.tensors_in((args, kwargs or {})):
+                if (found := _on_its_way(tensor)) is not None:
+                    found[0].heed()
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+def _on_its_way(tensor: Any) -> tuple[Owner, int] | None:
+    """Return the exchange that brings this gradient's average, and its index; None once it came."""
+    if not isinstance(tensor, AwaitedAverage):
+        return None
+    waiter: Any = weights.waiter_of(tensor)  # type: ignore[arg-type]
+    if waiter is None:
+        return None
+    owner: Owner = waiter.exchange
+    index = owner.index_of(tensor)  # type: ignore[arg-type]
+    return None if index is None else (owner, index)
+
+
+def _scaling(name: str) -> Handler:
+    """Return what multiplies or divides a gradient by one number when it has arrived."""
+
+    def handler(gradient: Any, *args: Any, **kwargs: Any) -> Any:
+        found = _on_its_way(gradient)
+        if found is None or kwargs or len(args) != 1 or not _is_number(args[0]):
+            return NotImplemented
+        owner, index = found
+        by = args[0].clone() if isinstance(args[0], Tensor) else args[0]
+        owner.later(index, partial(getattr(owner.memory_of(index), name), by))
+        return gradient
+
+    return handler
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return not isinstance(value, weights.Pending) and value.dim() == 0
+    return isinstance(value, int | float)
+
+
+def _zero(gradient: Any) -> Any:
+    found = _on_its_way(gradient)
+    if found is None:
+        return NotImplemented
+    owner, index = found
+    owner.later(index, owner.memory_of(index).zero_)
+    return gradient
+
+
+def _for_each(method: Handler, plain: Any) -> Handler:
+    """Return what does ``method`` to each of a list that is on its way, and ``plain`` to others."""
+
+    def handler(gradients: Sequence[Any], *args: Any, **kwargs: Any) -> None:
+        for place, gradient in enumerate(gradients):
+            own = [arg[place] if isinstance(arg, list | tuple) else arg for arg in args]
+            if method(gradient, *own, **kwargs) is NotImplemented:
+                plain(gradient, *own, **kwargs)
+
+    return handler
+
+
+def _norm(func: Any) -> Handler:
+    """Return what takes the 2-norm of a gradient from its sum of squares."""
+
+    def handler(gradient: Any, *args: Any, **kwargs: Any) -> Any:
+        found = _on_its_way(gradient)
+        asked = norms.asked_of(func, *args, **kwargs)
+        if found is None or asked is None or asked[0] != 2.0:
+            return NotImplemented
+        square = found[0].square_of(found[1])
+        if square is None:
+            return NotImplemented
+        with without_overrides():
+            dtype = asked[1] or gradient.dtype.to_real()
+        return square.sqrt().to(dtype)
+
+    return handler
+
+
+def _unscale(gradients: Sequence[Any], found_inf: Tensor, inverse_scale: Tensor) -> Any:
+    """Unscale when averages arrive; what squares are finite of is finite."""
+    by, here = inverse_scale.clone(), []
+    for gradient in gradients:
+        found = _on_its_way(gradient)
+        if found is None or found[0].square_of(found[1]) is None:
+            here.append(weights.current(gradient))
+            continue
+        owner, index = found
+        scratch = torch.zeros_like(found_inf)
+        owner.later(index, partial(unscale, [owner.memory_of(index)], scratch, by))
+    if here:
+        unscale(here, found_inf, inverse_scale)
+    return None
+
+
+_SCALING = ("mul_", "multiply_", "div_", "divide_", "true_divide_")
+
+_HANDLERS: dict[Any, Handler] = {
+    **{getattr(Tensor, name): _scaling(name) for name in _SCALING},
+    **{
+        getattr(torch, f"_foreach_{name}"): _for_each(_scaling(name), getattr(Tensor, name))
+        for name in _SCALING
+        if hasattr(torch, f"_foreach_{name}")
+    },
+    Tensor.zero_: _zero,
+    torch._foreach_zero_: _for_each(_zero, Tensor.zero_),
+    Tensor.detach_: lambda gradient: gradient,
+    **{func: _norm(func) for func in norms.FUNCTIONS},
+    torch._foreach_norm: norms.one_by_one,
+    unscale: _unscale,
+}
+"""Function of torch -> how it is done without a look, unless it answers NotImplemented."""

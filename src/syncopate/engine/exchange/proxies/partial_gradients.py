@@ -1,0 +1,168 @@
+"""Partial gradients: ``parameter.grad`` is the average on this rank's share (``gradients.py``).
+
+[Note: what was accumulated before]
+A gradient that was not set to None holds the average in its owner's part alone. In the next sum the
+owner's part counts once per rank and the others' not at all, so that what comes out is the old
+average and the mean of what was added, as it is where every rank holds the whole average.
+
+A backward that does not come through the model's outputs is noticed when its first gradient has
+been added. Where that was added to zeros it is this rank's contribution. Where it was added to an
+average, it is lost in what the collective left of the other parts, and the backward is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from torch import Tensor
+
+from syncopate.engine.buckets import FlatBuffer, Trainable
+from syncopate.engine.checks.agreement import explaining
+from syncopate.engine.exchange.layout import Layout
+from syncopate.engine.exchange.notes import Ranks
+from syncopate.engine.exchange.parts import Gradients, Missing
+from syncopate.engine.exchange.proxies.gradients import PartialGradient
+from syncopate.engine.exchange.shares import Shares
+from syncopate.errors import EngineError
+
+
+class Partial:
+    """The partial gradients of an exchange, and what is known of them.
+
+    Attributes:
+        averaged, carried, gathered, zeroed: see :class:`gradients.Owner`.
+        absent: indices of the parameters that this rank's last backward did not reach.
+        settle: waits until a gradient may change that is on its way to servers.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout, self._ranks = layout, layout.shared(Ranks)
+        self.averaged = False
+        self.zeroed, self.carried, self.gathered, self.absent = (set[int]() for _ in range(4))
+        self.settle: Callable[[PartialGradient], None] = _nothing
+        self._around: dict[int, FlatBuffer] = {}
+
+    def make(self, kind: type[PartialGradient]) -> None:
+        """Let what ``parameter.grad`` becomes be of this ``kind``, in every bucket."""
+        shares = self._layout.shared(Shares)
+        for part in self._layout.parts:
+            for place, trainable in enumerate(part.trainables):
+                ranges = shares.of_parameter(trainable.index)
+                own = tuple(part.gradients[start:stop] for start, stop in ranges)
+                gradient = kind.of(trainable.name, part.views[place], own, self)
+                gradient.replicated = part.replicated
+                part.grads[place] = self._layout.grads[trainable.index] = gradient
+                self._around[id(gradient.whole)] = part
+
+    def at(self, index: int) -> PartialGradient:
+        """Return what the gradient of a parameter becomes."""
+        gradient = self._layout.grads[index]
+        assert isinstance(gradient, PartialGradient)
+        return gradient
+
+    def all(self) -> Iterator[tuple[Trainable, PartialGradient]]:
+        """Yield the parameters, each with what its gradient becomes."""
+        for trainable in self._layout.trainables:
+            yield trainable, self.at(trainable.index)
+
+    def around(self, gradient: PartialGradient) -> FlatBuffer:
+        """Return the flat buffer in which a gradient lies."""
+        return self._around[id(gradient.whole)]
+
+    def complete(self) -> None:
+        """Wait until the averages are there."""
+        self._layout.complete()
+
+    def everyone(self, values: Tensor) -> Tensor:
+        """Return every rank's ``values``, one-dimensional, one rank a row; all ranks call it.
+
+        Raises:
+            CollectiveError: a rank is lost or late.
+        """
+        return self._ranks.everyone(values)
+
+    def make_whole(self, gradient: PartialGradient) -> None:
+        """Bring the averages of a flat buffer here from their owners; all ranks call it.
+
+        Args:
+            gradient: one that lies in it.
+
+        Raises:
+            CollectiveError: a rank is lost or late, or did not ask.
+        """
+        if id(gradient.whole) in self.gathered:
+            return
+        part, ranks = self.around(gradient), self._layout.communicator
+        with explaining():
+            for message in part.messages:
+                if message.pull is not None:
+                    ranks.run(message.pull, message.gradients, bounds=message.bounds)
+        self.gathered.update(map(id, part.views))
+
+
+def _nothing(gradient: PartialGradient) -> None:
+    """A gradient travels in its bucket, which is back before the script can read it."""
+
+
+class PartialGradients(Gradients):
+    """Each rank has the averages of what it owns."""
+
+    def __init__(self, layout: Layout, kind: type[PartialGradient] = PartialGradient) -> None:
+        self._layout = layout
+        self._held = layout.shared(Partial)
+        self._held.make(kind)
+
+    def adapt(self, entered: int | None = None) -> None:
+        """See [Note: what was accumulated before]."""
+        held = self._held
+        if not held.averaged:
+            return
+        for trainable, view in held.all():
+            zero = id(view.whole) in held.zeroed
+            # Where every rank has the average, it is what every rank contributes to the next.
+            if zero or view.replicated or not view.is_place_of(trainable.parameter.grad):
+                continue
+            if trainable.index == entered:
+                raise EngineError(
+                    "backward did not come through what the model returned, but through a part of "
+                    f"it, and added to the average that {trainable.name!r} had as its gradient, "
+                    "of which this rank holds a part alone. Call zero_grad() before, or train "
+                    "through the model itself"
+                )
+            own = [each * self._layout.communicator.world_size for each in view.own]
+            view.whole.zero_()
+            for each, average in zip(view.own, own, strict=True):
+                each.copy_(average)
+            held.carried.add(id(view.whole))
+        held.averaged = False
+        held.zeroed.clear()
+        held.gathered.clear()
+
+    def averaged(self) -> None:
+        """Note that gradients are averages from now on."""
+        self._held.averaged = True
+        self._held.zeroed.clear()
+        self._held.carried.clear()
+
+    def missing(self, indices: Sequence[int]) -> Missing:
+        """Return them with the gradients they had, and let others' averages be seen there.
+
+        A rank learns which gradients the others reached when the averages arrive. Code that lists
+        gradients before, as clipping does, must list the same ones on every rank.
+        """
+        self._held.absent = set(indices)
+        found: list[tuple[int, Tensor | None]] = []
+        for index in indices:
+            parameter, view = self._layout.trainables[index].parameter, self._held.at(index)
+            found.append((index, parameter.grad))
+            if parameter.grad is None:
+                view.whole.zero_()
+                parameter.grad = view
+        return found
+
+    def restore(self, missing: Missing) -> None:
+        """Remove the gradients of parameters that no rank reached and that had none before."""
+        reached = self._layout.notes.reached()
+        for index, before in missing:
+            if before is None and not reached[index]:
+                self._layout.trainables[index].parameter.grad = None

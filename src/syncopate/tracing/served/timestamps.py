@@ -1,0 +1,107 @@
+"""Timestamps: the way of one slice in one iteration, from its push to the pulled weights."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from syncopate.tracing.served.places import places
+from syncopate.tracing.served.read import Served
+from syncopate.tracing.served.rows import Wired, Work
+
+_Slice = tuple[str, int, int]
+
+
+class Timestamps(NamedTuple):
+    """When what happened to a slice that a worker pushed and pulled, all known.
+
+    Attributes:
+        worker: such as ``"w0"``.
+        server: such as ``"s1"``.
+        key: the slice.
+        iteration: of the training.
+        nbytes: of the message with the weights.
+        queued_s: the push was given to be sent.
+        sent_s: ZeroMQ was given it.
+        came_s: the server took it from there.
+        complete_s: the server had all pushes that its update waits for.
+        updated_s: the update was computed.
+        pulled_s: the request for the weights was given to be sent.
+        asked_s: it came to the server.
+        answered_s: the weights were given to be sent.
+        left_s: ZeroMQ was given them.
+        back_s: the worker took them from there.
+    """
+
+    worker: str
+    server: str
+    key: int
+    iteration: int
+    nbytes: int
+    queued_s: float
+    sent_s: float
+    came_s: float
+    complete_s: float
+    updated_s: float
+    pulled_s: float
+    asked_s: float
+    answered_s: float
+    left_s: float
+    back_s: float
+
+
+def timestamps(served: Served, origin_s: float = 0.0) -> Iterator[Timestamps]:
+    """Yield the way of every slice in every iteration, as far as all of it was captured.
+
+    Args:
+        served: what the nodes wrote.
+        origin_s: its time from which times are counted.
+    """
+    ends = {node: _ends(node, served) for node in served.messages if node != "scheduler"}
+    updates: dict[tuple[str, int], list[Work]] = defaultdict(list)
+    for work in served.work:
+        if work.kind == "update":
+            updates[work.node, work.key].append(work)
+    complete: dict[_Slice, float] = {}
+    for node, mine in ends.items():
+        for (_, kind, key, iteration), m in mine.items():
+            if kind == "Push" and not m.sends:
+                one = (node, key, iteration)
+                complete[one] = max(complete.get(one, m.time_s), m.time_s)
+    for worker, mine in ends.items():
+        for (server, kind, key, iteration), pushed in mine.items():
+            if kind != "Push" or not pushed.sends or iteration < 0:
+                continue
+            at = ends.get(server, {})
+            three = [at.get((worker, each, key, iteration)) for each in ("Push", "Pull", "Weights")]
+            two = [mine.get((server, each, key, iteration)) for each in ("Pull", "Weights")]
+            if None in (*three, *two):
+                continue
+            came, asked, left = (m for m in three if m is not None)
+            pulled, back = (m for m in two if m is not None)
+            all_s = complete[server, key, iteration] if served.synchronous else came.time_s
+            done_s = _updated(updates[server, key], all_s)
+            times_s = (
+                pushed.queued_s, pushed.time_s, came.time_s, all_s, done_s, pulled.queued_s,
+                asked.time_s, left.queued_s, left.time_s, back.time_s,
+            )  # fmt: skip
+            since_s = (time_s - origin_s for time_s in times_s)
+            yield Timestamps(worker, server, key, iteration, back.nbytes, *since_s)
+
+
+def _updated(updates: Sequence[Work], since_s: float) -> float:
+    """Return when the first update that began since then was over; then, where none is known."""
+    at = bisect_left(updates, since_s, key=lambda work: work.start_s)
+    return updates[at].end_s if at < len(updates) else since_s
+
+
+def _ends(node: str, served: Served) -> dict[tuple[str, str, int, int], Wired]:
+    """Return the messages of a node that have a place, by peer, kind, key and iteration."""
+    mine = served.messages[node]
+    return {
+        (m.peer, m.kind, m.key, iteration): m
+        for index, iteration in places(mine).items()
+        for m in (mine[index],)
+    }

@@ -1,0 +1,40 @@
+"""Words: what is said of a plan that stays."""
+
+from __future__ import annotations
+
+from syncopate.delay import Delay, LocalSGD
+from syncopate.engine.selfplan import log_lines
+from syncopate.engine.selfplan.contest import Contender
+from syncopate.engine.selfplan.ddp_buckets import DDP
+from tests.unit import examples
+
+
+def test_a_gain_is_told_with_what_repays_it_and_a_loss_without() -> None:
+    before = Contender(DDP, examples.plan("threshold"), [0.2])
+    faster = log_lines.verdict(Contender("fast", examples.plan(), [0.1]), before, 1.0)
+    slower = log_lines.verdict(Contender("asked for", examples.plan(), [0.3]), before, 1.0)
+    assert "measuring took 1.00 s, which 10 more steps repay" in faster
+    assert slower.endswith("measuring took 1.00 s")
+    assert "None" not in slower
+
+
+def test_a_delay_is_told_with_when_it_begins() -> None:
+    said = log_lines.of_delay(Delay(k=4))
+    assert "after 504 iterations weights are pulled every 4 steps" in said
+    assert "weights of their own (glu)" in said
+    assert "weights stay (none)" in log_lines.of_delay(Delay(k=2, local_update="none"))
+    early = log_lines.of_delay(Delay(k=4, warm_up=7))
+    assert "after 8 iterations, of at least 500 in its paper: its steps are 8 times" in early
+    assert "may diverge" not in said
+    assert "may diverge" not in log_lines.of_delay(Delay(k=4, warm_up=7, loc_lr=0.1))
+    assert "may diverge" not in log_lines.of_delay(Delay(k=4, warm_up=7, local_update="sgd"))
+    said = log_lines.of_delay(LocalSGD(period=8, warm_up=100))
+    assert "after 100 iterations" in said
+    assert "averaged every 8 steps" in said
+
+
+def test_servers_are_told_with_what_is_not_planned_for_them() -> None:
+    assert "1 parameter server has the weights (mode asgd)" in log_lines.of_servers(1, "asgd")
+    said = log_lines.of_servers(2, "ssgd")
+    assert "2 parameter servers have the weights (mode ssgd)" in said
+    assert "--exchange served --servers 2` makes a plan" in said
