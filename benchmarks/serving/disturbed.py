@@ -246,7 +246,7 @@ def _happened(run: Run, state: Path) -> Found:
         if run.case in (COUNTED, TOGETHER_COUNTED):
             job.work(processes.count, wire=run.wire)
         else:
-            job.work(processes.train, run.case not in (ABORT, CONTINUE), wire=run.wire)
+            job.work(processes.train, run.case in (ABORT, CONTINUE), wire=run.wire)
         moot, watches = False, []
         progress = tuple(job.progress)
         for kill in run.kills:

@@ -65,7 +65,7 @@ def partitioned(run: Run, expected: str) -> Run:
         tempfile.TemporaryDirectory() as state,
         SmallJob(processes.SYNCHRONOUS, Path(state), limits=LIMITS, hosts=_hosts(lab)) as job,
     ):
-        job.work(processes.train, True)
+        job.work(processes.train, False)
         until_s = began_s + LIMITS.join_s
         while job.progress[cut.watched] < cut.progress and time.monotonic() < until_s:
             time.sleep(_POLL_S)

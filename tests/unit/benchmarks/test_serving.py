@@ -79,7 +79,7 @@ def verdict(serving, case, *workers, progress=(9, 9), others=(), restarted=()):
     kill = disturbed.Kill(victims=("worker 1",), progress=5, watched=0, delay_s=0.0)
     run = disturbed.Run(number=0, case=case, kills=(kill,))
     ends = {"scheduler": outcome("result"), "server 0": outcome("result", {})}
-    found = disturbed._Found(
+    found = disturbed.Found(
         workers={f"worker {rank}": outcome(*said) for rank, said in enumerate(workers)},
         moot=False,
         progress=progress,
