@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from syncopate.errors import InvalidValueError
@@ -17,6 +19,10 @@ DECLARE_BYTES = MIB
 """What a declaration has of slices, about: that of more is said in parts."""
 
 
+STUCK_S = 30.0
+"""How long a peer may take nothing of what is sent to it, until its connection is made anew."""
+
+
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The time limits and capacities of a process of the job.
 
@@ -24,7 +30,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         heartbeat_s: between two signs of life.
         silence_s: after this much silence a process is lost.
         join_s: how long to wait for all processes to come.
-        restart_s: how long a lost server that keeps its state on disk may take to come back.
+        restart_s: how long a process that may come back has to do so, from when it counts as
+            silent: a server that keeps its state on disk, or one that was stopped or cut off.
         retry_s: after this long without an answer a server is asked whether a message came, and
             sent it again if not; doubles up to eight times as long.
         slice_bytes: larger tensors are cut.
@@ -38,6 +45,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     retry_s: float = 2.0
     slice_bytes: int = 4 * MIB
     payload_bytes: int = 64 * MIB
+
+    @property
+    def given_up_s(self) -> float:
+        """After this much silence a process that may come back is given up."""
+        return self.silence_s + self.restart_s
 
     def require_valid(self) -> Limits:
         """Return these limits.
@@ -56,3 +68,15 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             rule = f"at most payload_bytes ({self.payload_bytes})"
             raise InvalidValueError("slice_bytes", self.slice_bytes, rule)
         return self
+
+
+def was_cut_off(reached_s: float) -> bool:
+    """Say whether a connection vanished because of the network, and not because its process died.
+
+    The system closes the connections of a process that dies, at once. One that nothing comes
+    through is closed after :data:`STUCK_S`.
+
+    Args:
+        reached_s: after how much silence there was a connection for the last time.
+    """
+    return STUCK_S / 2 < reached_s < math.inf

@@ -11,7 +11,7 @@ from __future__ import annotations
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import SCHEDULER, Action
-from syncopate.protocol.limits import Limits
+from syncopate.protocol.limits import Limits, was_cut_off
 
 REGISTER_S = 1.0
 """Between two times that a process asks to be let in."""
@@ -48,6 +48,8 @@ class MemberMachine:
         self._began_s: float | None = None
         self._heard_s: float | None = None
         self._said_s = 0.0
+        # After how much silence there was a connection for the last time.
+        self._reached_s = 0.0
 
     def tick(self, now_s: float, is_connected: bool = False) -> list[Action]:
         """Send due messages, and notice a silent scheduler; call it often.
@@ -55,7 +57,7 @@ class MemberMachine:
         Args:
             now_s: the time.
             is_connected: whether there is a connection to the scheduler; it may then have been
-                stopped, and be no more than silent.
+                stopped or cut off, and be no more than silent.
         """
         if self.over:
             return self._part(now_s)
@@ -66,7 +68,9 @@ class MemberMachine:
         silent_s = 0.0 if self._heard_s is None else now_s - self._heard_s
         if not joined and now_s - self._began_s > self._limits.join_s:
             return self._give_up(self.waits_for(f"within {self._limits.join_s:g} s (join_s)"))
-        if joined and silent_s > self._patience_s(is_connected):
+        if is_connected:
+            self._reached_s = silent_s
+        if joined and silent_s > self._patience_s(is_connected or was_cut_off(self._reached_s)):
             reason = f"the scheduler at {self._scheduler} was silent for {silent_s:.1f} s"
             return self._give_up(reason)
         if now_s - self._said_s < (self._limits.heartbeat_s if joined else REGISTER_S):
@@ -75,7 +79,7 @@ class MemberMachine:
 
     def receive(self, message: msg.Message, now_s: float) -> list[Action]:
         """Take in what the scheduler said."""
-        self._heard_s = now_s
+        self._heard_s, self._reached_s = now_s, 0.0
         found: list[Action] = []
         if self.over:
             return self._answered(message)
@@ -103,16 +107,18 @@ class MemberMachine:
             return []
         return self._say_last(msg.Failed(self._register.token, reason[:4096]))
 
-    def _patience_s(self, is_connected: bool) -> float:
+    def _patience_s(self, may_return: bool) -> float:
         """Return how long the scheduler may be silent.
 
         The others wait for a server that keeps state, and all wait for a scheduler that does. A
         server that was cut off does not know that it was; so it waits for them as they do for it.
+
+        Args:
+            may_return: whether it may only have been stopped or cut off.
         """
         limits, roster = self._limits, self.roster
         kept = self._register.durable or (roster is not None and roster.durable)
-        waits = kept or is_connected
-        return max(limits.restart_s, limits.silence_s) if waits else limits.silence_s
+        return limits.given_up_s if kept or may_return else limits.silence_s
 
     def _say_last(self, message: msg.Message) -> list[Action]:
         self.over = True

@@ -16,7 +16,7 @@ import msgspec
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Action, Peer
-from syncopate.protocol.limits import Limits
+from syncopate.protocol.limits import Limits, was_cut_off
 from syncopate.protocol.member import REGISTER_S
 from syncopate.protocol.messages import SERVER, WORKER, Refusal
 
@@ -153,7 +153,7 @@ class SchedulerMachine:
         """Take in what ``peer`` said."""
         try:
             if self.over:
-                return self._part(peer, message)
+                return self._part(peer, message, now_s)
             if isinstance(message, msg.Register):
                 return self._enter(peer, message, now_s)
             if isinstance(message, msg.Heartbeat | msg.Leave | msg.Failed):
@@ -185,29 +185,42 @@ class SchedulerMachine:
             for member in self._members.values():
                 member.heard_s = max(member.heard_s, now_s)
         if self.over:
-            if self._over_s is None:
-                self._over_s = now_s
-            self.settled = not self._parting or now_s - self._over_s > _PART_S
+            self.settled = self._has_parted(now_s, reaches)
             return []
         if not self._complete:
             return self._gather(now_s)
         found: list[Action] = []
         for member in list(self._members.values()):
             silent_s = self._silent_s(member, now_s)
-            if silent_s and not self.over and not self._is_stopped(member, silent_s, reaches):
+            if silent_s and not self.over and not self._may_return(member, silent_s, reaches):
                 found += self._lose(member, silent_s)
         return found
 
-    def _is_stopped(self, member: Member, silent_s: float, reaches: Callable[[Peer], bool]) -> bool:
-        """Say whether a silent member may only have been stopped.
+    def _has_parted(self, now_s: float, reaches: Callable[[Peer], bool]) -> bool:
+        """Say whether all members that may still hear that the job is over have answered."""
+        if self._over_s is None:
+            self._over_s = now_s
+        if now_s - self._over_s <= _PART_S:
+            return not self._parting
+        away = [self._members[token] for token in self._parting]
+        return not any(
+            now_s - member.heard_s <= self._limits.silence_s
+            or self._may_return(member, now_s - member.heard_s, reaches)
+            for member in away
+        )
 
-        The system closes the connections of a process that dies, and those to a machine that does
-        after some seconds.
+    def _may_return(self, member: Member, silent_s: float, reaches: Callable[[Peer], bool]) -> bool:
+        """Say whether a silent member may only have been stopped or cut off.
+
+        See :func:`~syncopate.protocol.limits.was_cut_off`.
         """
-        if silent_s > self._limits.restart_s or member.peer is None:
+        if silent_s > self._limits.given_up_s or member.peer is None:
             return False
         if silent_s >= member.reached_s + self._limits.heartbeat_s:
-            member.reached_s = silent_s if reaches(member.peer) else math.inf
+            if reaches(member.peer):
+                member.reached_s = silent_s
+            elif not was_cut_off(member.reached_s):
+                member.reached_s = math.inf
         return member.reached_s < math.inf
 
     def _gather(self, now_s: float) -> list[Action]:
@@ -243,14 +256,16 @@ class SchedulerMachine:
         self._parting = {member.register.token for member in told}
         return _sends(told, last_words)
 
-    def _part(self, peer: Peer, message: msg.Message) -> list[Action]:
+    def _part(self, peer: Peer, message: msg.Message, now_s: float) -> list[Action]:
         """Answer nodes that did not hear that the job is over."""
         token = getattr(message, "token", "")
         if token not in self._members:
             raise Refusal(msg.OTHER_RUN, "the job is over")
+        member = self._members[token]
+        member.peer, member.heard_s, member.reached_s = peer, now_s, 0.0
         if isinstance(message, msg.Leave):
             self._parting.discard(token)
-            return [act.Send(peer, msg.Left(max(self._members[token].rank, 0)))]
+            return [act.Send(peer, msg.Left(max(member.rank, 0)))]
         return [act.Send(peer, self._last_words)]
 
     def _enter(self, peer: Peer, register: msg.Register, now_s: float) -> list[Action]:
@@ -402,7 +417,7 @@ class SchedulerMachine:
     def _lose(self, member: Member, silent_s: float) -> list[Action]:
         limits, name = self._limits, self._name(member)
         if member.register.role == SERVER:
-            if member.register.durable and silent_s <= limits.restart_s:
+            if member.register.durable and silent_s <= limits.given_up_s:
                 return []
             kept = f", restart_s {limits.restart_s:g}" if member.register.durable else ""
             at = member.register.address

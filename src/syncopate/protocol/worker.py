@@ -307,7 +307,7 @@ class WorkerMachine:
         """
         limits = self._limits
         under_way_s = limits.slice_bytes / _SLOWEST_BYTES_PER_S if link.open else 0.0
-        return limits.restart_s + limits.silence_s + under_way_s
+        return limits.given_up_s + under_way_s
 
     def _out_of_reach(self, server: int, silent_s: float) -> str:
         return (

@@ -35,7 +35,7 @@ from syncopate.paramserver.wire.security import Doorkeeper, JobKey, secure_calle
 from syncopate.paramserver.wire.tap import Tap
 from syncopate.paramserver.wire.unadmitted import Unadmitted, can_watch
 from syncopate.protocol.actions import SCHEDULER, Peer
-from syncopate.protocol.limits import HEADER_BYTES, Limits
+from syncopate.protocol.limits import HEADER_BYTES, STUCK_S, Limits
 from syncopate.protocol.messages import MALFORMED, Heartbeat, Message, Refusal, decode, encode
 
 _RECEIVE_QUEUE = 16
@@ -50,8 +50,8 @@ _BUSY_MS = 1
 _LINGER_MS = 500
 _PROBE_S = 1
 _DEAD_S = 10
-_STUCK_MS = 30_000
-"""How long a peer may take nothing of what is sent to it, until its connection is made anew."""
+_CONNECT_S = 5
+"""How long an attempt to connect may take: the system asks again after 1 and 3 s of it."""
 
 _RECONNECT_MS = 100
 _RECONNECT_MAX_MS = 1000
@@ -356,8 +356,8 @@ class Wire:
         socket.tcp_keepalive = 1
         socket.tcp_keepalive_idle = socket.tcp_keepalive_intvl = _PROBE_S
         socket.tcp_keepalive_cnt = _DEAD_S // _PROBE_S
-        socket.tcp_maxrt = _STUCK_MS
-        socket.connect_timeout = _DEAD_S * 1000
+        socket.tcp_maxrt = int(STUCK_S * 1000)
+        socket.connect_timeout = _CONNECT_S * 1000
 
     def _put(self, peer: Peer, parcel: Parcel, priority: int) -> None:
         outbox = self._outboxes.get(peer)
