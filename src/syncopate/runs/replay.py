@@ -354,7 +354,7 @@ def _factor(option: str, text: str | None) -> float:
     factor = _times(text)
     if factor is None:
         rule = (
-            "a factor such as x2, because the cluster of the run is not known; --cluster names it"
+            "a factor such as x2, because the run's cluster is not known; --cluster names it"
         )
         raise InvalidValueError(option, text, rule)
     return factor
