@@ -1,9 +1,8 @@
 """Checkpoint: the state of a training as one process would have it, under every exchange.
 
-Where ranks own parts of parameters, an optimizer holds the state of this rank's parts alone. What
-it would give away then is no state that could be loaded, so that ``optimizer.state_dict()``
-refuses, and names what to call instead. Loading is as ever: what is loaded is whole, on every rank,
-and each keeps its own part.
+Where ranks own parts of parameters, an optimizer holds the state of this rank's parts alone. No
+process could load that, so ``optimizer.state_dict()`` refuses, and names the call to make instead.
+Loading is unchanged: every rank loads whole state, and keeps its own part.
 
 [Note: several models, one optimizer]
 An optimizer may train several distributed models, each with an exchange of its own. Its state is
