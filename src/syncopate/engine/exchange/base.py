@@ -242,7 +242,7 @@ class Exchange:
         self._close(self._update.end(optimizer))
 
     def _make_up(self, optimizer: Optimizer | None = None) -> None:
-        """After a failed step, run the collectives that the other ranks ran; ``optimizer`` is to step."""
+        """After a failed step, run the collectives that the other ranks ran."""
         self._close(self._update.interrupted(optimizer))
 
     def _close(self, stepped: Stepped | None) -> None:
