@@ -23,11 +23,11 @@ Hooks do not hold this object: the garbage collector does not see through a para
 and would keep buffers and sockets for ever. Model and optimizer hold it. Where both are gone and a
 layer is trained on all the same, a hook of its own says that its gradients are not exchanged.
 
-[Note: A backward that raises] The other ranks launch all their buckets and wait. The failed rank
-notices at its next forward (or backward), and launches the remaining buckets, marked as failed. So
-all ranks stay in step; the others raise an error that names it, and no rank steps on half a
-gradient. After a forward that is refused on one rank alone, that rank runs the collectives of the
-step in the same way.
+[Note: A backward that raises]
+The other ranks launch all their buckets and wait. The failed rank notices at its next forward (or
+backward), and launches the remaining buckets, marked as failed. So all ranks stay in step; the
+others raise an error that names it, and no rank steps on half a gradient. After a forward that is
+refused on one rank alone, that rank runs the collectives of the step in the same way.
 
 [Note: A backward that never began]
 Where the error comes between forward and backward, in the loss, the failed rank notices nothing: it
