@@ -2,9 +2,9 @@
 
 These are its pushes, the update of the global weights, and pulls (``deferred``).
 
-[Note: launched aside] Gathering a bucket, keeping this rank's own gradients and launching the bucket
-takes Python half a millisecond, in which backward would stand still. So the thread that gathers
-(``push/gathering``, [Note: gathered aside]) does all three, in the order of the plan.
+[Note: launched aside] Gathering a bucket, keeping this rank's own gradients and launching the
+bucket takes Python half a millisecond, in which backward would stand still. So the thread that
+gathers (``push/gathering``, [Note: gathered aside]) does all three, in the order of the plan.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ own. So what torch refuses it refuses in the step, and entries of the state come
 which it makes them.
 
 [Note: memory that others hold]
-Reads of a parameter and of ``optimizer.state`` are noticed; reads of their memory are not. So a step
-is not deferred where something else holds the memory of a parameter or of its state: a
+Reads of a parameter and of ``optimizer.state`` are noticed; reads of their memory are not. So a
+step is not deferred where something else holds the memory of a parameter or of its state: a
 ``state_dict`` that the script keeps, a view, a numpy array (``proxies/aliases.py``). Memory that a
 script takes after the step has waited for it.
 """
