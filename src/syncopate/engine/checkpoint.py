@@ -170,8 +170,8 @@ def _refuse_pieces(optimizer: Optimizer) -> None:
         state.require_here(optimizer)
     if cut:
         raise EngineError(
-            "this rank holds the state of its own parts of the parameters alone, so that "
-            f"{type(optimizer).__name__}.state_dict() has nothing to return that could be loaded. "
+            "this rank holds the state of its own parts of the parameters alone, so "
+            f"{type(optimizer).__name__}.state_dict() cannot return a state that loads. "
             "On every rank call model.syncopate.state_dict(optimizer), or save inside `with "
             "model.syncopate.whole_state(optimizer):`"
         )

@@ -104,7 +104,7 @@ def dropped(name: str) -> EngineError:
     """Return what a parameter raises that outlived the engine that exchanged its gradients."""
     return EngineError(
         f"{name!r} is trained, but the model that was distributed with it is gone, and with it the "
-        "exchange of gradients. Keep what distribute was given, or call its .syncopate.detach() "
+        "exchange of gradients. Keep model and optimizer, or call the model's .syncopate.detach() "
         "before it goes"
     )
 
