@@ -103,7 +103,7 @@ LONG_MODULES = {
     "tests/multiprocess/engine/test_errors.py": 540,
 }
 """Modules that are longer, for each is one idea that would be harder to follow in two files: an
-artefact with all its rules, what a user can ask of a training, the states of a backward, the course
+artefact with all its rules, what a user can ask of a training, the states of a backward, the phases
 of a first run."""
 MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 8

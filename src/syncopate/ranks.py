@@ -1,4 +1,4 @@
-"""Ranks: what a launcher tells each of its processes, checked before anybody waits for others."""
+"""Ranks: what a launcher tells each of its processes, checked before any rank waits for others."""
 
 from __future__ import annotations
 

@@ -334,7 +334,7 @@ class Plan(Shown, Artifact, frozen=True, kw_only=True):
             raise InvalidValueError("pull_period", self.pull_period, rule)
         late = self.delay is not None and self.delay.is_late
         if late and (whole := [i for i, bucket in enumerate(self.buckets) if not bucket.pull]):
-            rule = "some, with a delay: weights of its own are what a rank trains on between pulls"
+            rule = "at least one, with a delay: between pulls a rank trains on its own weights"
             raise InvalidValueError(f"pull of bucket {whole[0]}", "none", rule)
 
     def delayed(self, delay: Delay | LocalSGD | None) -> Plan:

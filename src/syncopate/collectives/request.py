@@ -136,7 +136,7 @@ def known_wire_dtype(
         raise InvalidValueError(f"wire_dtype of {collective}", wire_dtype, rule)
     if not conditions(collective).reduces:
         sums = ", ".join(name for name, found in CONDITIONS.items() if found.reduces)
-        rule = f"None: what is copied travels as it is; only sums are narrowed ({sums})"
+        rule = f"None: copies travel in their own type; only sums are narrowed ({sums})"
         raise InvalidValueError(f"wire_dtype of {collective}", wire_dtype, rule)
     if DTYPES[dtype] not in NARROWED:
         rule = f"None for a tensor of {dtype}: only {', '.join(NARROWED)} are narrowed"

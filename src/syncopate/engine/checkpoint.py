@@ -1,9 +1,8 @@
 """Checkpoint: the state of a training as one process would have it, under every exchange.
 
-Where ranks own parts of parameters, an optimizer holds the state of this rank's parts alone. What
-it would give away then is no state that could be loaded, so that ``optimizer.state_dict()``
-refuses, and names what to call instead. Loading is as ever: what is loaded is whole, on every rank,
-and each keeps its own part.
+Where ranks own parts of parameters, an optimizer holds the state of this rank's parts alone. No
+process could load that, so ``optimizer.state_dict()`` refuses, and names the call to make instead.
+Loading is unchanged: every rank loads whole state, and keeps its own part.
 
 [Note: several models, one optimizer]
 An optimizer may train several distributed models, each with an exchange of its own. Its state is
@@ -171,8 +170,8 @@ def _refuse_pieces(optimizer: Optimizer) -> None:
         state.require_here(optimizer)
     if cut:
         raise EngineError(
-            "this rank holds the state of its own parts of the parameters alone, so that "
-            f"{type(optimizer).__name__}.state_dict() has nothing to return that could be loaded. "
+            "this rank holds the state of its own parts of the parameters alone, so "
+            f"{type(optimizer).__name__}.state_dict() cannot return a state that loads. "
             "On every rank call model.syncopate.state_dict(optimizer), or save inside `with "
             "model.syncopate.whole_state(optimizer):`"
         )

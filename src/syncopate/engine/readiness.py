@@ -2,7 +2,7 @@
 
 MG-WFBP's Algorithm 2 on autograd's own hooks: every parameter's hook marks its gradient ready,
 behind the user's own hooks (``engine/accumulators.py``); a bucket is pushed when all its gradients
-are ready and all earlier buckets are pushed. What that means ``engine/exchange/`` knows.
+are ready and all earlier buckets are pushed. ``engine/exchange/`` says what a push is.
 
 [Note: The path of a hook]
 The hook runs once per parameter and backward, so its common path is four lines on captured lists.
@@ -25,9 +25,9 @@ layer is trained on all the same, a hook of its own says that its gradients are 
 
 [Note: A backward that raises]
 The other ranks launch all their buckets and wait. The failed rank notices at its next forward (or
-backward): it launches what it had not launched, marked as failed, so that all ranks stay in step;
-the others raise an error that names it, and no rank steps on half a gradient. A forward that is
-refused on one rank alone is made up for in the same way.
+backward), and launches the remaining buckets, marked as failed. So all ranks stay in step; the
+others raise an error that names it, and no rank steps on half a gradient. After a forward that is
+refused on one rank alone, that rank runs the collectives of the step in the same way.
 
 [Note: A backward that never began]
 Where the error comes between forward and backward, in the loss, the failed rank notices nothing: it

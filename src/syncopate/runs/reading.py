@@ -172,7 +172,7 @@ def read_nodes(*files: Path, progress: Progress | None = None) -> Run:
         InvalidValueError: not one directory.
     """
     if len(files) != 1 or not files[0].is_dir():
-        rule = "the directory of one run that was traced: it has what each node sent and received"
+        rule = "the directory of one traced run, with the messages of each node"
         raise InvalidValueError("FILE", ", ".join(map(str, files)), rule)
     run = read_run(files[0], sys.maxsize, progress)
     if run.served is None:

@@ -353,6 +353,6 @@ def _factor(option: str, text: str | None) -> float:
         return 1.0
     factor = _times(text)
     if factor is None:
-        rule = "a factor such as x2: what the run ran on is not known; --cluster says it"
+        rule = "a factor such as x2, because the run's cluster is not known; --cluster names it"
         raise InvalidValueError(option, text, rule)
     return factor

@@ -67,7 +67,7 @@ def busy(cluster: Cluster, shares: Mapping[str, float]) -> Cluster:
     for name, share in shares.items():
         _require_level(cluster, name)
         if not 0 <= share < 1:
-            rule = "a number in [0, 1): what other traffic takes of the bandwidth"
+            rule = "a number in [0, 1): the share of other traffic in the bandwidth"
             raise InvalidValueError(f"background on level {name}", share, rule)
     levels = tuple(
         replace(

@@ -135,7 +135,7 @@ def read_blocks(path: str | os.PathLike[str]) -> tuple[bytes, Blocks]:
     if begin >= 0 and _first(data, begin) is not None:
         return _blocks(path, data, line, begin)
     if not newline:
-        raise ArtifactError(path, "not a trace: its first line, which says whose it is, is missing")
+        raise ArtifactError(path, "not a trace: its first line, which names the rank, is missing")
     return line, Blocks(b"", (), len(data) - len(line) - 1)
 
 

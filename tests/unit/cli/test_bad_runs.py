@@ -84,7 +84,7 @@ def test_a_file_without_its_first_line(run, tmp_path, command):
     code, out, err = run(command, tmp_path / "a")
     assert code == 0
     assert out
-    assert "rank-1.trace: not a trace: its first line, which says whose it is, is missing" in err
+    assert "rank-1.trace: not a trace: its first line, which names the rank, is missing" in err
     assert "no file of rank 1: 1 of 2 ranks are shown" in err
 
 

@@ -1,4 +1,4 @@
-"""Causes: what an iteration would gain, were some things about it different.
+"""Causes: what an iteration would gain if single things about it were different.
 
 Every cause is a counterfactual (:mod:`syncopate.analysis.replay`): the recorded iterations are
 played again with it removed, and what that saves is the answer.
@@ -21,10 +21,10 @@ played again with it removed, and what that saves is the answer.
     transfers       what is left of transfers takes no time: the most that any plan can give
     server          the same of messages to and from parameter servers, their work included
 
-No rank is blamed for what differs from iteration to iteration by itself
-(:mod:`syncopate.analysis.evidence.noise`): a rank is slow by more than the error of the mean,
-and pauses without a recorded reason are some rank's own or everybody's at once. What they cost
-where they are anywhere is said apart, as noise.
+No rank is blamed for random differences between iterations
+(:mod:`syncopate.analysis.evidence.noise`): a rank is slow by more than the error of the mean, and
+pauses without a recorded reason belong to some ranks, or to all of them at once. Pauses on changing
+ranks are reported as noise.
 
 [Note: self-check] Nothing is explained where the recorded iterations, played again without a
 change, do not last as long as they did; where ranks wait much longer than causes and noise explain

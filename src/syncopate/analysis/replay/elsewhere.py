@@ -178,7 +178,7 @@ def _require_all(timeline: Timeline) -> None:
     there = set(np.unique(timeline.kept.rank).tolist())
     there = there.union(*(one.all.tolist() for one in timeline.alike))
     if missing := [rank for rank in range(timeline.world_size) if rank not in there]:
-        rule = "with what every rank did: the others waited for these"
+        rule = "none, because ranks wait for each other"
         raise InvalidValueError("ranks without a span", missing, rule)
 
 

@@ -147,7 +147,7 @@ def fitted_network(timeline: Timeline, servers: int = 0) -> FittedNetwork:
     came_s = swept(program.flows, program.came_s, capacity_of(run, made))
     if not any(map(any, came_s)):
         rule = "recorded: when messages ended is not known, so that nothing of them can be scaled"
-        raise InvalidValueError("what messages took", 0.0, rule)
+        raise InvalidValueError("the time of messages", 0.0, rule)
     took: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for flow, progress_s in zip(program.flows, came_s, strict=True):
         if flow.share == 1 and progress_s:

@@ -140,7 +140,7 @@ def _of_json(path: str, document: dict[str, Any]) -> LinkLog:
     rates = [b / 8 if isinstance(b, int | float) and b > 0 else 0.0 for b in bits]
     rate = max(rates[:2]) or max(rates[2:])
     if not rate:
-        why = f"iperf3 says: {error}" if error else "it has no end with a sum of what was received"
+        why = f"iperf3 says: {error}" if error else "it has no end with a sum of the received bytes"
         raise ArtifactError(path, f"a report of iperf3 without a result: {why}")
     target = test.get("target_bitrate")
     remarks = []

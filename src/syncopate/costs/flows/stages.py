@@ -1,7 +1,7 @@
 """Stages: BlueConnect with message chunks that are in several stages at once, in few messages.
 
 Where its factors are the levels and the ranks are in their order, all ranks do the same in every
-round: each sends one message at every level whose stage is at work, as long as everybody's, and
+round: each sends one message at every level whose stage is at work, as long as all others', and
 its unit's link carries as many as it has ranks. So a round of one rank stands for that of all, and
 rounds, which begin and end together, add up. Rounds are of few kinds, for any number of ranks: a
 kind is played once, and counted.

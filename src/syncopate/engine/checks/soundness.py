@@ -295,8 +295,8 @@ def _require_updatable(exchange: str | None, optimizers: Sequence[Any]) -> None:
         return
     if not optimizers:
         raise EngineError(
-            f"the {exchange} exchange takes the optimizer's step out of this rank's hands; give "
-            "the optimizer, too: distribute(model, optimizer, ...)"
+            f"the {exchange} exchange updates weights in the optimizer's step; give the optimizer, "
+            "too: distribute(model, optimizer, ...)"
         )
     for optimizer in optimizers if exchange != DECOUPLED else ():  # there it may be unknown
         kind_of(optimizer)

@@ -1,21 +1,19 @@
-"""Base: one way of training, as the engine calls it; what it is composed of is a row of ``kinds``.
+"""Base: one way of training, as the engine calls it; a row of ``kinds`` lists its parts.
 
-In every synchronised backward the engine calls, in this order: :meth:`Exchange.begin`; for each
-bucket, in the order of the plan, :meth:`Exchange.push`, with what this rank has to say along with
-the last one; and :meth:`Exchange.wait`, at the end of backward or, where no one needs the sums
-before, later. An optimizer's step is between :meth:`Exchange.step_begins` and
-:meth:`Exchange.step_ends`.
+In every synchronised backward the engine calls :meth:`Exchange.begin`; then for each bucket, in the
+order of the plan, :meth:`Exchange.push`, the last time with this rank's report; then
+:meth:`Exchange.wait`, at the end of backward, or later where the sums are needed later. An
+optimizer's step is between :meth:`Exchange.step_begins` and :meth:`Exchange.step_ends`.
 
 [Note: no collective in a forward]
-What an exchange launches it launches in backward or in the optimizer's step, where all ranks come
-by. A forward only waits for what was launched there, so that one rank alone may evaluate or save.
-The one exception are exchanges whose programs are DDP's, of a model with buffers: as in DDP, its
-training forwards begin with an exchange of buffers.
+An exchange launches collectives only in backward and in the optimizer's step, which all ranks run.
+A forward only waits for them, so one rank alone may evaluate or save. The one exception are models
+with buffers under ``allreduce`` and ``decoupled``: as in DDP, their training forwards begin with an
+exchange of buffers.
 
 [Note: a step that raised]
-Where a step raises on one rank, the others end theirs and launch what is pulled behind it. So this
-rank does the same as soon as it comes by again: before its next forward, its next step, or
-anything else that all ranks do together.
+After a failed step, this rank runs the collectives that the other ranks ran: they ended their step
+and launched its pulls. It does so before its next forward, step or other collective.
 """
 
 from __future__ import annotations
@@ -39,12 +37,12 @@ class Exchange:
     """One way of training, on one plan.
 
     Args:
-        row: what it is composed of.
-        layout: the plan and the model that it is for.
+        row: its parts.
+        layout: of the plan and the model.
 
     Attributes:
         layout: as given, with the buckets in memory.
-        traffic: what the iteration launched, and what it waited for.
+        traffic: the iteration's collectives and waits.
         buckets: in launch order, with their memory.
     """
 
@@ -244,7 +242,7 @@ class Exchange:
         self._close(self._update.end(optimizer))
 
     def _make_up(self, optimizer: Optimizer | None = None) -> None:
-        """See [Note: a step that raised]; ``optimizer`` is about to step."""
+        """After a failed step, run the collectives that the other ranks ran."""
         self._close(self._update.interrupted(optimizer))
 
     def _close(self, stepped: Stepped | None) -> None:

@@ -1,4 +1,4 @@
-"""Layout: a plan's buckets in memory, and what else the parts of one exchange are given.
+"""Layout: a plan's buckets in memory, and the objects that the parts of one exchange share.
 
 Every part of an exchange is made from its layout and holds no other part. What two parts need both
 is an object that they share (:meth:`Layout.shared`), made when the first of them asks for it.

@@ -1,9 +1,7 @@
-"""Notes: what the ranks say along with their gradients, and hear of each other.
+"""Notes: how the ranks' reports on their backwards travel (``engine/trailer.py``).
 
-Which backward failed, which gradients it reached, and the buffers that ride along:
-``engine/trailer.py``. Where a sum arrives on every rank the note rides behind the last bucket and
-costs no message. Where it arrives at an owner alone, the note is a small all-reduce of its own
-behind the last push.
+Where every rank gets every sum, the report is a trailer of the last bucket and costs no message.
+Where only an owner gets a sum, the report is a small all-reduce of its own behind the last push.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""Parts: what an exchange is composed of, each by the calls that it answers.
+"""Parts: the interfaces of the parts that an exchange is composed of.
 
-A part is made from a :class:`~syncopate.engine.exchange.layout.Layout` and knows no other part. In
-a call in which it has nothing to do it inherits a method that does nothing. What waits for other
-ranks raises CollectiveError where one is lost or late, and what refuses a program EngineError.
+A part is made from a :class:`~syncopate.engine.exchange.layout.Layout` and knows no other part. It
+inherits a method that does nothing for each call in which it has nothing to do. Methods that wait
+for other ranks raise CollectiveError where one is lost or late; methods that refuse a program raise
+EngineError.
 """
 
-# ruff: noqa: B027  (a part does nothing in a call that it has no need of)
+# ruff: noqa: B027  (a part does nothing in a call that it does not need)
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
 """Ownership: a parameter's gradient is exchanged by one engine, and by nothing else.
 
-Two who exchange one gradient average it twice, and each puts its own buffer into
-``parameter.grad``, so that neither launches what the other accumulated. Hence a second engine is
-refused, and so is DistributedDataParallel around a distributed model.
+Two engines that exchange one gradient average it twice, and each puts its own buffer into
+``parameter.grad``, so neither launches gradients that the other accumulated. Hence a second engine
+is refused, and so is DistributedDataParallel around a distributed model.
 
 [Note: DDP around a distributed model]
-DDP hooks autograd below Python and tells no one, so its being built goes unseen. But it exchanges
-only what went through its own forward, and names itself there for torch.compile: a distributed
-model that is called meanwhile sees it, in any order of wrapping, before any gradient is wrong. Its
+DDP hooks autograd below Python, so its construction is not noticed. But it exchanges only the
+gradients of its own forward, and names itself there for torch.compile. A distributed model that is
+called meanwhile notices it, in any order of wrapping, before any gradient is wrong. Its
 reducer in Python (``torch._dynamo.config.optimize_ddp = "python_reducer"``) does not name itself,
 and hooks the parameters where they can be seen.
 """
@@ -104,7 +104,7 @@ def dropped(name: str) -> EngineError:
     """Return what a parameter raises that outlived the engine that exchanged its gradients."""
     return EngineError(
         f"{name!r} is trained, but the model that was distributed with it is gone, and with it the "
-        "exchange of gradients. Keep what distribute was given, or call its .syncopate.detach() "
+        "exchange of gradients. Keep model and optimizer, or call the model's .syncopate.detach() "
         "before it goes"
     )
 

@@ -2,9 +2,9 @@
 
 A run begins in ``start``, with a plan that was kept or with DDP's own buckets.
 :mod:`~syncopate.engine.selfplan.phases` tells what follows in the second case; the other modules
-are its parts: what the user asks (``wishes``), DDP's buckets (``safe``), a step at a time
-(``stepwise``), network probes in portions (``portions``), plans that compete (``contest``), what
-that cost (``payback``), plans that were kept (``cache``), and what is said of it all (``words``).
-Held steps that measure (``sampling``) and the plans that compete (``proposals``) are made in a
-process of its own (``aside``).
+are its parts: what the user asks (``wishes``), DDP's buckets (``ddp_buckets``), a step at a time
+(``stepwise``), network probes in slices of time (``time_slices``), plans that compete
+(``contest``), what that cost (``payback``), plans that were kept (``cache``), and the log
+(``log_lines``). Held steps that measure (``sampling``) and the plans that compete (``proposals``)
+are made in a process of its own (``planner_process``).
 """

@@ -14,8 +14,8 @@ All of them train as any other step does; what is measured is what they do anywa
 6. The fastest beyond noise stays, is kept for the next run (``cache``), and one line says so.
 
 A step that costs time waits until the training has earned it (``payback``); what fits and plans
-runs beside it (``aside``). A run for which a plan is kept begins with it (``start``), and takes
-none of these steps.
+runs beside it (``planner_process``). A run for which a plan is kept begins with it (``start``), and
+takes none of these steps.
 
 [Note: loaded when needed]
 What probes the network takes as long to load as a step of a small model. So it is loaded when the
@@ -47,7 +47,7 @@ from syncopate.engine.selfplan.contest import Ability, Contender
 from syncopate.engine.selfplan.ddp_buckets import DDP, first_plan, safe_plan
 from syncopate.engine.selfplan.payback import SHARE, Budget, Costs
 from syncopate.engine.selfplan.planner_process import PlannerProcess
-from syncopate.engine.selfplan.stepwise import WARMUP, Course, Stepwise, Timed
+from syncopate.engine.selfplan.stepwise import WARMUP, Phases, Stepwise, Timed
 from syncopate.engine.selfplan.time_slices import TimeSlices
 from syncopate.engine.selfplan.wishes import Wishes
 from syncopate.engine.step import Step
@@ -157,9 +157,9 @@ class SelfPlanner(Stepwise):
         self._budget.spend(time.perf_counter() - began_s)
         self._costs.planning_is_over()
 
-    # -- the course -----------------------------------------------------------------------------
+    # -- the phases -----------------------------------------------------------------------------
 
-    def _run(self) -> Course[None]:
+    def _run(self) -> Phases[None]:
         try:
             warm = yield from self._steps(WARMUP)
             self._costs = Costs()
@@ -177,7 +177,7 @@ class SelfPlanner(Stepwise):
             engine.adopt(safe_plan(self._model, engine.tensors, engine.communicator.world_size))
             self._say(f"stays on DDP's buckets, because planning failed: {error}")
 
-    def _afford(self, cost_s: float) -> Course[None]:
+    def _afford(self, cost_s: float) -> Phases[None]:
         """Train on until ``cost_s`` may be spent, by the best plan known so far."""
         least, asking_s = AT_LEAST, 0.0
         while True:
@@ -191,7 +191,7 @@ class SelfPlanner(Stepwise):
             asking_s = self._budget.spent_s - spent_s
             least = min(2 * least, AT_ONCE)
 
-    def _train(self, count: int) -> Course[list[Timed]]:
+    def _train(self, count: int) -> Phases[list[Timed]]:
         """Train on by the best plan known so far, as long as it is the best; return the steps."""
         if self._meanwhile is not None and self._engine.plan != self._meanwhile:
             self._engine.adopt(self._meanwhile)
@@ -207,7 +207,7 @@ class SelfPlanner(Stepwise):
                 self._meanwhile = self._safe()
         return timed
 
-    def _begin_aside(self) -> Course[None]:
+    def _begin_aside(self) -> Phases[None]:
         """Start what plans beside the training, once it is earned."""
         yield from self._afford(LOADING_S)
         if self._engine.communicator.rank == 0:
@@ -215,7 +215,7 @@ class SelfPlanner(Stepwise):
             # A model may be dropped meanwhile, and a rank may end.
             weakref.finalize(self, self._aside.close)
 
-    def _answer(self, work: str, *arguments: object) -> Course[Any]:
+    def _answer(self, work: str, *arguments: object) -> Phases[Any]:
         """Return the result of ``work`` in rank 0's process, on every rank; the training goes on.
 
         Raises:
@@ -238,7 +238,7 @@ class SelfPlanner(Stepwise):
             raise PlanError(refused)
         return result
 
-    def _try_unmeasured(self) -> Course[None]:
+    def _try_unmeasured(self) -> Phases[None]:
         """Try the plan that needs no measurement, and train by it meanwhile if it is faster.
 
         See ``proposals``, [Note: plans that need no measurement].
@@ -263,7 +263,7 @@ class SelfPlanner(Stepwise):
         if self._agreed(longer_beyond_noise(safe, tried)):
             self._meanwhile, self._budget.gain_s = plan, gain_s
 
-    def _plan(self, step_s: float) -> Course[None]:
+    def _plan(self, step_s: float) -> Phases[None]:
         """Measure, plan, compare, and keep the best."""
         cluster, safe_s = yield from self._probe(step_s)
         measured, curves, least_s = yield from self._hold(cluster)
@@ -305,7 +305,7 @@ class SelfPlanner(Stepwise):
 
     def _compete(
         self, contenders: list[Contender], measured: Workload, cluster: Cluster
-    ) -> Course[list[Contender]]:
+    ) -> Phases[list[Contender]]:
         """Let plans take turns; return those of the last round."""
         names = [one.name for one in contenders if one.plan.exchange == ALLREDUCE]
         watching = contest.IDEAL if contest.IDEAL in names else names[-1]
@@ -340,7 +340,7 @@ class SelfPlanner(Stepwise):
 
     def _turn(
         self, plan: Plan, counted: int, watched: tuple[list[Any], list[Any]] | None
-    ) -> Course[list[float]]:
+    ) -> Phases[list[float]]:
         """Train a turn on ``plan``; return its counted steps in seconds, the same on all ranks.
 
         Args:
@@ -361,7 +361,7 @@ class SelfPlanner(Stepwise):
         self._budget.spend(self._budget.beyond_s(durations))
         return durations[-counted:]
 
-    def _probe(self, step_s: float) -> Course[tuple[Cluster, float]]:
+    def _probe(self, step_s: float) -> Phases[tuple[Cluster, float]]:
         """Return the cluster without curves, and what a step takes on the safe plan."""
         budget_s, portion_s = probing_of(step_s)
         if self._cluster is None:
@@ -388,7 +388,7 @@ class SelfPlanner(Stepwise):
         self._budget.step_s = self._agreed(robust_mean(durations))
         return self._cluster, self._budget.step_s
 
-    def _loaded(self) -> Course[Any]:
+    def _loaded(self) -> Phases[Any]:
         """Return the function that probes the network; see [Note: loaded when needed]."""
         for name in _PROBES_THE_NETWORK:
             module = importlib.import_module(name)
@@ -401,7 +401,7 @@ class SelfPlanner(Stepwise):
         plan = first_plan(self._model, engine.tensors, engine.communicator.world_size)
         return self._agreed(plan)
 
-    def _hold(self, cluster: Cluster) -> Course[tuple[Workload, Any, float]]:
+    def _hold(self, cluster: Cluster) -> Phases[tuple[Workload, Any, float]]:
         """Return the workload, the curves of collectives and the fastest computation, all held."""
         engine = self._engine
         plans = yield from self._answer(_SAMPLING_PLANS, self._model, engine.tensors, cluster)
@@ -467,7 +467,7 @@ class SelfPlanner(Stepwise):
 
     # -- what stays, and what is said -----------------------------------------------------------
 
-    def _settle(self, best: Contender, ddp: Contender, why: str) -> Course[None]:
+    def _settle(self, best: Contender, ddp: Contender, why: str) -> Phases[None]:
         """Train on with ``best``, keep it for the next run, and say so."""
         self._meanwhile = best.plan
         self._engine.adopt(best.plan)
@@ -500,7 +500,7 @@ class SelfPlanner(Stepwise):
         said += [f"warning: {text}" for text in doubts(self._cluster)]
         self._say("; ".join(said))
 
-    def _of_sharded(self, best: Contender) -> Course[list[str]]:
+    def _of_sharded(self, best: Contender) -> Phases[list[str]]:
         """Return what to say of the sharded exchange, where it would gain more than noise."""
         if not self._engine.shardable or self._wishes.asked.exchange is not None:
             return []

@@ -17,7 +17,7 @@ from syncopate.engine.engine import Engine
 from syncopate.engine.selfplan import cache, log_lines
 from syncopate.engine.selfplan.ddp_buckets import first_plan
 from syncopate.engine.selfplan.phases import SelfPlanner
-from syncopate.engine.selfplan.stepwise import WARMUP, Course, Stepwise
+from syncopate.engine.selfplan.stepwise import WARMUP, Phases, Stepwise
 from syncopate.engine.selfplan.wishes import Wishes
 from syncopate.units import format_seconds
 
@@ -128,7 +128,7 @@ class Comparison(Stepwise):
         self._engine.workload = self._kept.workload
         self.begin(self._compare())
 
-    def _compare(self) -> Course[None]:
+    def _compare(self) -> Phases[None]:
         kept = self._kept
         timed = yield from self._steps(WARMUP + CHECKED)
         step_s = self._agreed(statistics.median(self._durations(timed[WARMUP:])))

@@ -22,7 +22,7 @@ WARMUP = 3
 
 T = TypeVar("T")
 
-Course = Generator[None, Step, T]
+Phases = Generator[None, Step, T]
 """Each ``yield`` is one step of training."""
 
 
@@ -44,12 +44,12 @@ class Stepwise:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._left: Any = None
-        self._course: Course[None] | None = None
+        self._phases: Phases[None] | None = None
 
-    def begin(self, course: Course[None]) -> None:
-        """Go through ``course`` from the engine's next step on; every rank calls it."""
-        self._course = course
-        next(course)
+    def begin(self, phases: Phases[None]) -> None:
+        """Go through ``phases`` from the engine's next step on; every rank calls it."""
+        self._phases = phases
+        next(phases)
         self._engine.readiness.listeners.append(self._step)
         self._engine.plan_with(self.stop)
 
@@ -61,10 +61,10 @@ class Stepwise:
         self._engine.planning_is_over()
 
     def _step(self, step: Step) -> None:
-        assert self._course is not None
+        assert self._phases is not None
         try:
             with pause("self-planning"):
-                self._course.send(step)
+                self._phases.send(step)
         except StopIteration:
             self.stop()
         except BaseException:
@@ -72,7 +72,7 @@ class Stepwise:
             raise
         self._left = self._engine.readiness.clock.stamp()
 
-    def _steps(self, count: int, *, held: bool = False) -> Course[list[Timed]]:
+    def _steps(self, count: int, *, held: bool = False) -> Phases[list[Timed]]:
         """Let the training take ``count`` steps; return them."""
         timed = []
         for _ in range(count):

@@ -145,7 +145,7 @@ class Axes:
     def __init__(self, values: Mapping[str, Any]) -> None:
         for axis in values:
             if axis not in AXES:
-                raise UnknownNameError("what to vary", axis, AXES)
+                raise UnknownNameError("axis", axis, AXES)
         self._values: dict[str, Sequence[Any]] = {
             axis: values[axis] for axis in AXES if axis in values and axis != "levels"
         }

@@ -318,6 +318,6 @@ def _speeds(given: Iterable[Any], profiles: dict[str, Workload]) -> Iterator[Any
 def _level(name: str, given: Any) -> tuple[float, ...]:
     _, _, what = name.rpartition(".")
     if what not in ("bandwidth", "latency"):
-        rule = "a level and what of it, such as rack.bandwidth or device.latency"
+        rule = "a level and one of its figures, such as rack.bandwidth or device.latency"
         raise InvalidValueError("level", name, rule)
     return values_of(what, given)

@@ -59,7 +59,7 @@ def timeline_of(
     origin_ns = min(_moments(traces), default=None)
     if origin_ns is None:
         rule = "at least one collective or step of an optimizer"
-        raise InvalidValueError("what the ranks recorded", "nothing", rule)
+        raise InvalidValueError("the ranks' recording", "empty", rule)
     traces = [_moved(trace, origin_ns) for trace in traces]
     found, how = iterations(traces)
     numbered = [_iterations(trace, found) for trace in traces]

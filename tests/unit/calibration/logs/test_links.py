@@ -107,7 +107,7 @@ class TestIperf:
         [
             (document()[:-60], "not valid JSON (damaged or truncated)"),
             (document(end={}, error="unable to connect"), "iperf3 says: unable to connect"),
-            (document(end={}), "no end with a sum of what was received"),
+            (document(end={}), "no end with a sum of the received bytes"),
             (document(start={"test_start": {"protocol": "UDP"}}), "a test of UDP"),
             (re.sub(r"  receiver", r"  0.01 ms  0/90 (0%)  receiver", IPERF), "a test of UDP"),
             (

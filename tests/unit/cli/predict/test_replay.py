@@ -97,7 +97,7 @@ def test_dlc_traces_of_all_workers_are_a_run(play, run):
     ("options", "complaint"),
     [
         ("", "--bandwidth is not given; it must be given, or --on"),
-        ("--bandwidth 10g", "a factor such as x2: what the run ran on is not known"),
+        ("--bandwidth 10g", "a factor such as x2, because the run's cluster is not known"),
         ("--bandwidth xx", "factor is 'xx'; it must be x and a finite number > 0"),
         ("--bandwidth x0", "factor is 'x0'"),
         ("--latency x2 --network 10gbe", "left out beside --network"),

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from syncopate.engine.checks.soundness import tensor_facts
+from syncopate.engine.distribute import Distributed
 from syncopate.engine.model import module
 from syncopate.engine.model.module import output_tensors
 from syncopate.engine.selfplan.ddp_buckets import first_plan, safe_plan
@@ -61,6 +62,15 @@ def test_what_can_hold_no_tensor_is_not_looked_into(monkeypatch: pytest.MonkeyPa
     rows: list[Any] = [[i] for i in range(100_000)]
     assert output_tensors((rows, tensor)) == [tensor]
     assert len(visited) <= 10_000
+
+
+def test_isinstance_tells_a_distributed_model() -> None:
+    model = nn.Linear(1, 1)
+    assert not isinstance(model, Distributed)
+    module.attach(model, SimpleNamespace())  # type: ignore[arg-type]
+    assert isinstance(model, Distributed)
+    module.detach(model)
+    assert not isinstance(model, Distributed)
 
 
 def test_tensor_facts_tell_layout_and_frozenness() -> None:

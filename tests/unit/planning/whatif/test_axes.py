@@ -110,7 +110,7 @@ def test_a_profile_among_speeds_is_one_setting():
 
 
 def test_an_unknown_axis_and_too_many_points_are_refused():
-    with pytest.raises(UnknownNameError, match="unknown what to vary 'gpus'; known: nodes"):
+    with pytest.raises(UnknownNameError, match="unknown axis 'gpus'; known: nodes"):
         Axes({"gpus": (1,)})
     counts = tuple(range(1, 200))
     with pytest.raises(InvalidValueError, match=f"at most {MOST_POINTS}"):

@@ -1,10 +1,10 @@
-"""Delay: training on weights of one's own, while the global ones are away or of no account.
+"""Delay: ranks train on weights of their own between pulls or averages of the global ones.
 
-SSD-SGD: ``stages`` is when weights become a rank's own, and ``late`` what every such exchange does
-then; ``shards`` is for ranks that own the global weights (``serving/delayed`` for servers). What
-comes behind a step is in ``behind_steps``, and ``deferred`` is its end. ``local`` is what a rank
-keeps, ``rules`` how its own weights are updated, ``loading`` how it learns that the script loaded
-others, and ``iterations`` how steps are counted.
+SSD-SGD: ``stages`` is when weights become a rank's own, and ``periodic_pull`` what every such
+exchange does then; ``shards`` is for ranks that own the global weights, ``serving/delayed`` for
+servers. The work behind a step is in ``behind_steps``, and ``deferred`` is its end. ``local`` holds
+a rank's own weights, ``rules`` update them, ``loading`` notices that the script loaded others, and
+``iterations`` counts steps.
 
 Local SGD is ``averaged``.
 """

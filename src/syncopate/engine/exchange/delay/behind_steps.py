@@ -1,10 +1,10 @@
-"""Behind steps: what the sharded exchange with a delay leaves to come behind a step.
+"""Behind steps: the parts of a sharded exchange with a delay whose work ends after its steps.
 
-That are its pushes, the update of the global weights, and pulls (``deferred``).
+These are its pushes, the update of the global weights, and pulls (``deferred``).
 
-[Note: launched aside] To gather a bucket, to keep what is this rank's own of it, and to launch it
-takes Python half a millisecond, which backward would stand still for. So the thread that gathers
-(``push/gathering``, [Note: gathered aside]) does all three, in the order of the plan.
+[Note: launched aside] Gathering a bucket, keeping this rank's own gradients and launching the
+bucket takes Python half a millisecond, in which backward would stand still. So the thread that
+gathers (``push/gathering``, [Note: gathered aside]) does all three, in the order of the plan.
 """
 
 from __future__ import annotations

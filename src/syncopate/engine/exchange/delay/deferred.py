@@ -1,10 +1,10 @@
-"""Deferred: the end of a step that goes on behind it, its pushes and the update of global weights.
+"""Deferred: a step returns before its pushes and the update of the global weights have ended.
 
-A rank that trains on weights of its own needs neither for its next forward. The next backward does,
-which fills the same buckets. So where the script has not looked at the gradients before, the step
-waits for no push. A thread of its own does, makes averages of this rank's sums, and updates its
-shards of the global weights. Pulls that the step launches wait for that in their turn. Everything
-is done in the order of Algorithms 1 and 2, and comes out the same to the last bit.
+A rank that trains on its own weights needs neither for its next forward. The next backward does,
+because it fills the same buckets. So the step waits for no push, unless the script has read the
+gradients before. A thread waits instead, averages this rank's sums, and updates its shards of the
+global weights. Pulls of the step wait for that update. The order is that of Algorithms 1 and 2, and
+the results are the same to the last bit.
 
 [Note: a copy steps] The update is a step of a copy of the optimizer (``optimizers.py``, [Note: a
 copy of the optimizer]), with this rank's pieces as parameters. The optimizer's own step meanwhile
@@ -12,11 +12,10 @@ finds no parameter of the model. Only steps of torch's own optimizers go on behi
 to keep all they know in their state and their groups. A hook of the script's at the optimizer could
 look for a result that is not there yet; with one the step ends before it returns.
 
-[Note: a failure that is heard late] A rank goes on before it has heard what the others say of their
-backward. It hears that by its next backward. Where one has failed, or never began, no rank updates
-the global weights or pulls them, and the step does not count, as on the rank that failed; so all
-are in step again. It is too late to refuse the step: a rank that has not failed is warned, and its
-local update stays.
+[Note: a failure that is heard late] A rank goes on before it has the other ranks' reports on their
+backward. They arrive by its next backward. If one failed, or never began, no rank updates or pulls
+the global weights, and the step does not count on any rank. It is too late to refuse the step: a
+rank that has not failed is warned, and its local update stays.
 
 [Note: launching pulls] Pulls that no step waits for are launched behind the step, too, once
 all ranks are known to be sound: they come behind its pushes, and before those of the next backward,

@@ -142,9 +142,8 @@ class UnmixedGradients(Gradients):
         if mine & carried and self._stages.delay.runs_ahead and self._stages.here:
             carried.clear()
             raise EngineError(
-                "gradients of the step before are still there, and they are averages: what this "
-                "rank's own gradient is, which its local update takes, could not be told. Call "
-                "zero_grad() after each step"
+                "gradients of the step before are still there, and they are averages; the local "
+                "update needs this rank's own gradient. Call zero_grad() after each step"
             )
 
     def missing(self, indices: Sequence[int]) -> Missing:

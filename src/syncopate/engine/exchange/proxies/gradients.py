@@ -92,8 +92,8 @@ class PartialGradient(Tensor):
         for gradient in partial:
             if (owner := gradient.owner()) is None:
                 raise EngineError(
-                    f"the model is gone of which {gradient.parameter_name!r} had this gradient; "
-                    "keep what distribute was given as long as its gradients"
+                    f"the model of {gradient.parameter_name!r}, which had this gradient, has been "
+                    "freed; keep the model as long as its gradients"
                 )
             owner.complete()
         handler = _HANDLERS.get(func)

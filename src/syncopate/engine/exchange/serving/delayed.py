@@ -161,7 +161,7 @@ class ServersMasters:
         """Refuse weights that were written to; see [Note: whose weights are global]."""
         if self._submissions.written:
             raise EngineError(
-                "weights were written to in global_weights(), and servers have others, which would "
-                "come back. Load and change weights before distribute()"
+                "weights were written to in global_weights(), and the servers' weights would "
+                "overwrite that. Load and change weights before distribute()"
             )
         return False

@@ -64,8 +64,8 @@ class SentGradient(PartialGradient):
             raise EngineError(
                 f"{getattr(func, '__name__', func)} was asked of the gradient of "
                 f"{self.parameter_name!r}, which servers have taken: no rank has the average, and "
-                "what is done to it here has no effect there (clipping, scaling). Do without, or "
-                "train with exchange='sharded'"
+                "changes to it (clipping, scaling) have no effect on the servers. Leave them out, "
+                "or train with exchange='sharded'"
             )
 
 

@@ -126,7 +126,7 @@ class ServedSteps(Beside):
             if view.is_place_of(gradient) and (self._submissions.open or zero):
                 continue
             raise EngineError(
-                f"the gradient of {trainable.name!r} is none that was sent to the servers since "
+                f"the gradient of {trainable.name!r} was not sent to the servers since "
                 "the last step: it was replaced, made under no_sync(), or is an old one. Step "
                 "after a backward outside no_sync(), and call zero_grad() after each step"
             )

@@ -217,7 +217,7 @@ class Submissions:
             if moved or trainable.parameter._version != version:
                 raise EngineError(
                     f"the weights of {trainable.name!r} were written to since the last step, and "
-                    "servers have others, which would come back. Load and change weights before "
+                    "the servers' weights would overwrite that. Load and change weights before "
                     "distribute()"
                 )
 

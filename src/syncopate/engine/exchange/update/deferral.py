@@ -1,10 +1,10 @@
-"""Deferral: a step leaves updates to the flights that bring their gradients.
+"""Deferral: a step defers updates until their gradients have arrived.
 
 [Note: deferred steps]
-An optimizer's step notes its hyper-parameters, and the flights whose gradients it would use. Their
-parameters are updated when the flight arrives: before the first layer that needs one of them, in
-the thread of forward. What has arrived before the step, the step updates itself. An optimizer of
-which it is not known that it updates each parameter by itself takes its whole step at once, when
+An optimizer's step notes its hyper-parameters, and the flights that bring its gradients. When a
+flight arrives, its parameters are updated: before the first layer that needs one of them, in the
+thread of forward. The step itself updates parameters whose gradients have already arrived. An
+optimizer that is not known to update each parameter by itself takes its whole step at once, when
 all flights have arrived.
 
 [Note: first steps]
@@ -14,10 +14,10 @@ own. So what torch refuses it refuses in the step, and entries of the state come
 which it makes them.
 
 [Note: memory that others hold]
-A look at a parameter is seen, and one at ``optimizer.state``; a look at their memory is not. So a
-step does not wait to be taken where something else holds the memory of a parameter or of its state:
-a ``state_dict`` that the script keeps, a view, an array of numpy (``proxies/aliases.py``). What a
-script takes behind the step has waited for it.
+Reads of a parameter and of ``optimizer.state`` are noticed; reads of their memory are not. So a
+step is not deferred where something else holds the memory of a parameter or of its state: a
+``state_dict`` that the script keeps, a view, a numpy array (``proxies/aliases.py``). Memory that a
+script takes after the step has waited for it.
 """
 
 from __future__ import annotations
