@@ -146,19 +146,35 @@ def facts_of(
     """Return all that could make another plan better; ``gradients`` is their fingerprint."""
     cluster = wishes.cluster.to_json() if wishes.cluster else b""
     return {
-        "model": engine.model_name,
-        "gradients": gradients,
-        "ranks": str(engine.communicator.world_size),
-        "hosts": " ".join(hosts),
-        "device": engine.device.type,
-        "torch": str(torch.__version__),
-        "syncopate": _version(),
+        **facts_of_job(engine.model_name, gradients, hosts, engine.device),
         "policy": wishes.asked.policy or "",
         "channels": str(wishes.asked.channels or ""),
         "exchange": wishes.asked.exchange or "",
         "shardable": str(engine.shardable),
         "deferring": str(engine.defers),
         "cluster": hashlib.sha256(cluster).hexdigest()[:16] if cluster else "",
+    }
+
+
+def facts_of_job(
+    model: str, gradients: str, hosts: Sequence[str], device: torch.device
+) -> dict[str, str]:
+    """Return what is the same in all trainings of a model on the same machines and versions.
+
+    Args:
+        model: its class.
+        gradients: their fingerprint.
+        hosts: the host name of every rank.
+        device: of the parameters.
+    """
+    return {
+        "model": model,
+        "gradients": gradients,
+        "ranks": str(len(hosts)),
+        "hosts": " ".join(hosts),
+        "device": device.type,
+        "torch": str(torch.__version__),
+        "syncopate": _version(),
     }
 
 
