@@ -31,6 +31,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._C import _distributed_c10d
 from torch._C._distributed_c10d import HashStore
 from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
@@ -54,6 +55,7 @@ __all__ = [
 NO_BACKWARD = -1
 """What ``graph_task_id`` returns outside of every backward."""
 
+_create_work_from_future: Any = getattr(_distributed_c10d, "_create_work_from_future")  # noqa: B009
 graph_task_id: Callable[[], int] = torch._C._current_graph_task_id
 without_overrides: Callable[[], Any] = torch._C.DisableTorchFunctionSubclass
 is_tracing: Callable[[], bool] = torch._C._is_tracing
@@ -76,7 +78,7 @@ def finished_work(result: Any) -> Any:
     """Return the ``Work`` of a collective that is over, with its result."""
     future: torch.futures.Future[Any] = torch.futures.Future()
     future.set_result(result)
-    return torch._C._distributed_c10d._create_work_from_future(future)
+    return _create_work_from_future(future)
 
 
 def is_transformed() -> bool:

@@ -19,10 +19,9 @@ from collections.abc import Sequence
 from concurrent import futures
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
@@ -39,6 +38,22 @@ from syncopate.units import format_count, format_seconds
 
 _SETTLED = 2
 """The backward from which on DDP's buckets stay."""
+
+
+class GradBucket(Protocol):
+    """What DDP gives a hook, a ``torch.distributed.GradBucket``."""
+
+    def index(self) -> int:
+        """Return its place in the launch order."""
+
+    def is_last(self) -> bool:
+        """Say whether it is the last one."""
+
+    def buffer(self) -> Tensor:
+        """Return its gradients, flat."""
+
+    def parameters(self) -> list[Tensor]:
+        """Return whose they are."""
 
 
 class _Carried(NamedTuple):
@@ -79,7 +94,7 @@ class Carrier:
         self._backwards = 0
         self._start = 0
 
-    def carry(self, bucket: dist.GradBucket) -> Future[Tensor]:
+    def carry(self, bucket: GradBucket) -> Future[Tensor]:
         """Launch what is in ``bucket``; return what will have its average.
 
         Raises:
@@ -93,8 +108,8 @@ class Carrier:
             handles = [self._launched(message, buffer, carried) for message in carried.messages]
         average = partial(self._average, handles, buffer, carried)
         task = graph_task_id()
-        devices = [buffer.device] if buffer.is_cuda else None
-        future: Future[Tensor] = Future(devices=devices)  # type: ignore[call-arg]
+        devices: Any = [buffer.device] if buffer.is_cuda else None
+        future: Future[Tensor] = Future(devices=devices)
         if task == NO_BACKWARD:  # a rank that has run out of inputs takes part, in join()
             with explaining():
                 average()
@@ -105,7 +120,7 @@ class Carrier:
         self._under_way[task].append(self._aside.submit(self._arrive, average, buffer, future))
         return future
 
-    def _carried(self, bucket: dist.GradBucket, buffer: Tensor) -> _Carried:
+    def _carried(self, bucket: GradBucket, buffer: Tensor) -> _Carried:
         """Return how a bucket travels; DDP's buckets come one after the other in each backward."""
         if bucket.index() == 0:
             self._start = 0
@@ -122,7 +137,7 @@ class Carrier:
         self._look(bucket)
         return self._known[key]
 
-    def _look(self, bucket: dist.GradBucket) -> None:
+    def _look(self, bucket: GradBucket) -> None:
         """Compare DDP's buckets with the plan's, once they stay, and say what there is."""
         if self._seen is None:
             return
@@ -192,7 +207,7 @@ def said(plan: Plan, count: int, differs: str) -> str:
     )
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@torch.compiler.disable
 def carried_by_plan(state, bucket):  # type: ignore[no-untyped-def]
     """Let ``state``, a :class:`Carrier`, carry a bucket; DDP wants a function, and no annotations.
 
