@@ -142,6 +142,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     from campaign.session import facts  # noqa: PLC0415 - loads much, and --no-run needs none of it
 
     topology = Topology(hosts=options.hosts, rate_bytes_per_s=parse_rate(options.rate))
+    about = facts()
     found: Turns = {}
     with Lab(topology) as lab, tempfile.TemporaryDirectory() as folder:
         hosts = Hosts(lab, Path(folder), options)
@@ -159,7 +160,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             for name in ("hosts", "rate", "model", "rounds", "steps", "calibration", "quick")
         }
         return {
-            "metadata": facts() | {"command": shlex.join(["python", *sys.argv])},
+            "metadata": about | {"command": shlex.join(["python", *sys.argv])},
             "setting": setting,
             "commands": hosts.commands[:4],
             "plan": json.loads(plan.to_json()),

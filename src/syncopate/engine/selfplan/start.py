@@ -180,6 +180,6 @@ def facts_of_job(
 
 def _version() -> str:
     try:
-        return metadata.version("syncopate")
+        return metadata.version("syncopate-torch")
     except metadata.PackageNotFoundError:
         return "unknown"
