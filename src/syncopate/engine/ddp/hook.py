@@ -2,9 +2,9 @@
 
 [Note: where a failure is raised]
 DDP waits in C++ for what a hook has returned, and knows no errors of Python there. So that wait
-always ends well, and a callback of autograd that runs before it waits for the same collectives and
-raises what became of them. DDP waits first in the first backward of a static graph alone, and
-copies what will never be used.
+always ends well. A callback of autograd before it waits for the same collectives, where Ctrl-C gets
+through, and another one behind it raises what became of them, when DDP has ended its backward in
+good order.
 
 [Note: sums become averages aside]
 DDP leaves it to a hook to divide sums by the number of ranks. A thread does it as each bucket
@@ -180,9 +180,16 @@ class Carrier:
                 future.set_result(buffer)
 
     def _backward_ends(self, task: int) -> None:
-        with explaining():
-            for arriving in self._under_way.pop(task, ()):
-                arriving.result()
+        """Wait for what this backward launched; see [Note: where a failure is raised]."""
+        arriving = self._under_way.pop(task, [])
+        futures.wait(arriving)
+        at_end_of_backward(partial(_require_arrived, arriving))
+
+
+def _require_arrived(arriving: Sequence[futures.Future[None]]) -> None:
+    with explaining():
+        for each in arriving:
+            each.result()
 
 
 def said(plan: Plan, count: int, differs: str) -> str:
