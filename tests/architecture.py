@@ -113,7 +113,7 @@ parameters, and one whose file is locked before it has its name."""
 WRITING = {"write_text", "write_bytes", "rename", "mkstemp", "NamedTemporaryFile", "copyfile"}
 """Names of functions that write files, or put one in the place of another."""
 
-FRONT_DOORS = {"distribute": 13, "replay": 11}
+FRONT_DOORS = {"distribute": 13, "ddp": 5, "replay": 11}
 """Calls that users write once, with one keyword for each thing they may give instead.
 
 What their docstrings say of each of them makes no function long.

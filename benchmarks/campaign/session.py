@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import importlib.metadata
 import os
 import platform
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from typing import Any
 import msgspec
 import torch
 
+import syncopate
 from syncopate.artifacts.cluster import Cluster
 from syncopate.calibration.calibrate import calibrate
 from syncopate.collectives import Communicator
@@ -188,6 +188,6 @@ def facts() -> dict[str, str]:
         "system": platform.platform(),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
-        "syncopate": importlib.metadata.version("syncopate"),
+        "syncopate": syncopate.__version__,
         "load before": f"{os.getloadavg()[0]:.2f}",
     }

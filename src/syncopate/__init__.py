@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from syncopate.calibration.logs.read import read_logs
     from syncopate.collectives.communicator import Communicator
     from syncopate.delay import Delay, LocalSGD
+    from syncopate.engine.ddp.wrap import ddp
     from syncopate.engine.distribute import Distributed, distribute
     from syncopate.engine.exchange.optimizers import declare_optimizer
     from syncopate.errors import (
@@ -89,6 +90,7 @@ __all__ = [
     "bench",
     "calibrate",
     "compare",
+    "ddp",
     "declare_optimizer",
     "difference",
     "distribute",
@@ -118,6 +120,7 @@ _MODULES = {
     "Communicator": "collectives.communicator",
     "Delay": "delay",
     "LocalSGD": "delay",
+    "ddp": "engine.ddp.wrap",
     "Distributed": "engine.distribute",
     "distribute": "engine.distribute",
     "declare_optimizer": "engine.exchange.optimizers",

@@ -26,7 +26,7 @@ from syncopate.analysis.collectives import EXCHANGE
 from syncopate.analysis.work import Work, last_end_s, steady, works
 from syncopate.artifacts.plan import ROOTED, SHARDED
 from syncopate.artifacts.timeline import Timeline
-from syncopate.artifacts.timelines.gradients import GRADIENTS, Seen, of_text
+from syncopate.artifacts.timelines.gradients import GRADIENTS, Seen, name_of, of_text
 from syncopate.artifacts.timelines.spans import Spans, Times
 from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.errors import InvalidValueError
@@ -211,7 +211,7 @@ def _tensors(gradients: Sequence[Seen], backward_s: float) -> list[GradientTenso
     edges = [0.0, *(one.done * backward_s for one in gradients)]
     return [
         GradientTensor(
-            name=f"gradient {number} ({'x'.join(map(str, one.shape)) or 'scalar'})",
+            name=name_of(number, one.shape),
             numel=math.prod(one.shape),
             dtype=one.dtype,
             backward_s=max(end_s - begin_s, 0.0),

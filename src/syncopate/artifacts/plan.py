@@ -427,6 +427,18 @@ class Plan(Shown, Artifact, frozen=True, kw_only=True):
             rule = "the same for push and pull: the rank that has the sum updates"
             raise InvalidValueError(f"roots of bucket {index}", sorted(roots), rule)
 
+    def require_ranks(self, world_size: int) -> None:
+        """Refuse to run on another number of ranks.
+
+        Raises:
+            PlanError: it is another one.
+        """
+        if world_size != self.world_size:
+            raise PlanError(
+                f"this plan is for {self.world_size} ranks; {world_size} are running. "
+                "Plan again for this rank count, or start the ranks it was made for"
+            )
+
     def require_fit(self, tensors: Iterable[tuple[str, int, str]], world_size: int) -> None:
         """Refuse to run on another model or another number of ranks.
 
@@ -437,11 +449,7 @@ class Plan(Shown, Artifact, frozen=True, kw_only=True):
         Raises:
             PlanError: names what differs.
         """
-        if world_size != self.world_size:
-            raise PlanError(
-                f"this plan is for {self.world_size} ranks; {world_size} are running. "
-                "Plan again for this rank count, or start the ranks it was made for"
-            )
+        self.require_ranks(world_size)
         here = list(tensors)
         sizes = {name: numel * dtype_bytes(dtype) for name, numel, dtype in here}
         differences = self._differences(sizes)

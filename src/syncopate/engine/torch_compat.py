@@ -18,6 +18,7 @@ others. What each is for:
 * ``unscale``: what ``GradScaler`` calls on gradients.
 * ``on_compilation``: a call before something is compiled, which reads weights.
 * ``HashStore``: a store of one process.
+* ``finished_work``: what a collective returns to torch, of a process group in Python.
 
 Beside these, classes of a model and of parameters are exchanged by ``__class__``
 (``model/module.py``, ``exchange/proxies/weights.py``), which is Python's own.
@@ -30,6 +31,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._C import _distributed_c10d
 from torch._C._distributed_c10d import HashStore
 from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
@@ -39,6 +41,7 @@ __all__ = [
     "HashStore",
     "active_ddp",
     "at_end_of_backward",
+    "finished_work",
     "graph_task_id",
     "is_tracing",
     "is_transformed",
@@ -52,6 +55,7 @@ __all__ = [
 NO_BACKWARD = -1
 """What ``graph_task_id`` returns outside of every backward."""
 
+_create_work_from_future: Any = getattr(_distributed_c10d, "_create_work_from_future")  # noqa: B009
 graph_task_id: Callable[[], int] = torch._C._current_graph_task_id
 without_overrides: Callable[[], Any] = torch._C.DisableTorchFunctionSubclass
 is_tracing: Callable[[], bool] = torch._C._is_tracing
@@ -68,6 +72,13 @@ def active_ddp() -> DistributedDataParallel | None:
     found: DistributedDataParallel | None
     found = DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
     return found
+
+
+def finished_work(result: Any) -> Any:
+    """Return the ``Work`` of a collective that is over, with its result."""
+    future: torch.futures.Future[Any] = torch.futures.Future()
+    future.set_result(result)
+    return _create_work_from_future(future)
 
 
 def is_transformed() -> bool:

@@ -136,3 +136,10 @@ def test_a_store_of_one_process_keeps_what_it_is_given():
     store = compat.HashStore()
     store.set("a", "b")
     assert store.get("a") == b"b"
+
+
+def test_a_collective_in_python_tells_torch_its_result():
+    work = compat.finished_work([torch.ones(2)])
+    assert work.wait()
+    assert work.is_completed()
+    assert [one.tolist() for one in work.get_future().value()] == [[1.0, 1.0]]

@@ -6,6 +6,7 @@ large it is, that is more than any message says.
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -17,6 +18,9 @@ from syncopate.errors import InvalidValueError
 
 GRADIENTS = "gradients"
 """The entry of a timeline's metadata that holds them as text, where there are any."""
+
+_SCALAR = "scalar"
+_NAMED = re.compile(rf"gradient \d+ \((?:({_SCALAR})|(\d+(?:x\d+)*))\)")
 
 
 class Seen(NamedTuple):
@@ -71,3 +75,31 @@ def of_text(text: str) -> tuple[Seen, ...]:
             rule = "gradients with extents >= 0 and a share of backward in [0, 1]"
             raise InvalidValueError(f"metadata {GRADIENTS!r}", one, rule)
     return found
+
+
+def name_of(number: int, shape: Sequence[int]) -> str:
+    """Return what a gradient is called whose parameter's name no recording tells.
+
+    Example:
+        >>> name_of(17, (512, 512)), name_of(18, ())
+        ('gradient 17 (512x512)', 'gradient 18 (scalar)')
+    """
+    return f"gradient {number} ({'x'.join(map(str, shape)) or _SCALAR})"
+
+
+def is_recorded(name: str) -> bool:
+    """Say whether a recording made this name: it has a space, which no parameter's has."""
+    return " " in name
+
+
+def shape_in(name: str) -> tuple[int, ...] | None:
+    """Return the shape that :func:`name_of` has written into ``name``; None of other names.
+
+    Example:
+        >>> shape_in("gradient 17 (512x512)"), shape_in("bucket 3 part 1")
+        ((512, 512), None)
+    """
+    found = _NAMED.fullmatch(name)
+    if found is None:
+        return None
+    return () if found[1] else tuple(map(int, found[2].split("x")))

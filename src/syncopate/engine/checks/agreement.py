@@ -113,8 +113,8 @@ def _different(
     rank = next(rank for rank, other in enumerate(digests) if other != digests[0])
     here, there = dict(everyone[0]), dict(everyone[rank])
     return EngineError(
-        f"rank {rank} differs from rank 0: {_first_difference(here, there)}. Every rank must "
-        "call distribute with the same model and arguments"
+        f"rank {rank} differs from rank 0: {_first_difference(here, there)}. Give every "
+        "rank the same model and arguments"
     )
 
 

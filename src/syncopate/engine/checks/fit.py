@@ -57,6 +57,16 @@ def require_fit(
         if plan.exchange != DECOUPLED:  # there every rank takes every step
             trained_by(trainables, optimizers)
     require_delay(plan.delay or plan.local_sgd, optimizers)
+    require_recipes(plan)
+
+
+def require_recipes(plan: Plan) -> None:
+    """Refuse a plan whose collectives are not known here.
+
+    Raises:
+        InvalidValueError: an option has no such value.
+        UnknownNameError: no such algorithm, or an option that it does not take.
+    """
     for bucket in plan.buckets if plan.exchange != SERVED else ():
         for _, recipe in bucket.recipes:
             schedule_of(recipe.in_order(plan.order), plan.world_size)

@@ -103,9 +103,7 @@ def checks(
     """
     ignored = _ignored(model, given.ignore)
     yield ()
-    _require_plain(model)
-    shared = _shared(model, ignored)
-    trainables = _trainables(model, shared)
+    shared, trainables = sound_parameters(model, ignored)
     yield ()
     known = tuple(dict.fromkeys(_sound_optimizer(each, model) for each in optimizers))
     yield ()
@@ -131,6 +129,23 @@ def checks(
 
 
 # -- the model -----------------------------------------------------------------------------------
+
+
+def sound_parameters(
+    model: nn.Module, ignored: frozenset[str]
+) -> tuple[list[tuple[str, nn.Parameter]], tuple[Trainable, ...]]:
+    """Return the parameters that all ranks share, by name, and which of them are trained.
+
+    Args:
+        model: wrapped in nothing.
+        ignored: names of what stays every rank's own.
+
+    Raises:
+        EngineError: the model is wrapped already, or has a parameter that cannot be exchanged.
+    """
+    _require_plain(model)
+    shared = _shared(model, ignored)
+    return shared, _trainables(model, shared)
 
 
 def _ignored(model: object, asked: Iterable[str]) -> frozenset[str]:
@@ -162,8 +177,8 @@ def _require_plain(model: nn.Module) -> None:
         where = f"its module {name!r}" if name else "the model"
         if isinstance(module, DistributedDataParallel):
             raise EngineError(
-                f"{where} is wrapped in DistributedDataParallel already; distribute takes its "
-                "place, so give the module inside (.module)"
+                f"{where} is wrapped in DistributedDataParallel already; give the module inside "
+                "(.module)"
             )
         if isinstance(module, modules.DistributedModule):
             raise EngineError(

@@ -11,10 +11,11 @@ folder. Only rank 0 reads and writes it.
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar
 
@@ -89,8 +90,11 @@ def path_of(facts: Mapping[str, str]) -> Path | None:
     if where is None:
         return None
     digest = hashlib.sha256(msgspec.json.encode(dict(facts), order="sorted")).hexdigest()[:16]
-    model = "".join(c if c.isalnum() else "-" for c in facts.get("model", "model"))[:40]
-    return where / f"{model}-{digest}.json"
+    return where / f"{_stem(facts)}-{digest}.json"
+
+
+def _stem(facts: Mapping[str, str]) -> str:
+    return "".join(c if c.isalnum() else "-" for c in facts.get("model", "model"))[:40]
 
 
 def read(facts: Mapping[str, str]) -> Settled | None:
@@ -98,13 +102,31 @@ def read(facts: Mapping[str, str]) -> Settled | None:
     path = path_of(facts)
     if path is None or not path.exists():
         return None
+    kept = _loaded(path)
+    # A hash is not a proof, and files get copied.
+    return kept if kept is not None and kept.facts == dict(facts) else None
+
+
+def find(facts: Mapping[str, str]) -> Iterator[Settled]:
+    """Yield what is kept for trainings of which ``facts`` are true, the newest first.
+
+    Args:
+        facts: some of a training's; its model among them.
+    """
+    where = folder()
+    paths = [] if where is None else where.glob(f"{glob.escape(_stem(facts))}-*.json")
+    found = [kept for path in paths if (kept := _loaded(path)) is not None]
+    for kept in sorted(found, key=lambda kept: kept.date, reverse=True):
+        if facts.items() <= kept.facts.items():
+            yield kept
+
+
+def _loaded(path: Path) -> Settled | None:
     try:
-        kept = Settled.load(path)
+        return Settled.load(path)
     except ArtifactError as error:
         _LOGGER.warning("the kept plan is not used: %s", error)
         return None
-    # A hash is not a proof, and files get copied.
-    return kept if kept.facts == dict(facts) else None
 
 
 def write(settled: Settled) -> Path | None:

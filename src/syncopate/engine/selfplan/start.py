@@ -146,13 +146,7 @@ def facts_of(
     """Return all facts on which the best plan depends; ``gradients`` is their fingerprint."""
     cluster = wishes.cluster.to_json() if wishes.cluster else b""
     return {
-        "model": engine.model_name,
-        "gradients": gradients,
-        "ranks": str(engine.communicator.world_size),
-        "hosts": " ".join(hosts),
-        "device": engine.device.type,
-        "torch": str(torch.__version__),
-        "syncopate": _version(),
+        **facts_of_job(engine.model_name, gradients, hosts, engine.device),
         "policy": wishes.asked.policy or "",
         "channels": str(wishes.asked.channels or ""),
         "exchange": wishes.asked.exchange or "",
@@ -162,8 +156,30 @@ def facts_of(
     }
 
 
+def facts_of_job(
+    model: str, gradients: str, hosts: Sequence[str], device: torch.device
+) -> dict[str, str]:
+    """Return what is the same in all trainings of a model on the same machines and versions.
+
+    Args:
+        model: its class.
+        gradients: their fingerprint.
+        hosts: the host name of every rank.
+        device: of the parameters.
+    """
+    return {
+        "model": model,
+        "gradients": gradients,
+        "ranks": str(len(hosts)),
+        "hosts": " ".join(hosts),
+        "device": device.type,
+        "torch": str(torch.__version__),
+        "syncopate": _version(),
+    }
+
+
 def _version() -> str:
     try:
-        return metadata.version("syncopate")
+        return metadata.version("syncopate-torch")
     except metadata.PackageNotFoundError:
         return "unknown"

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from syncopate.artifacts.timelines.gradients import Seen, of_text, to_text, usual
+from syncopate.artifacts.timelines.gradients import (
+    Seen,
+    is_recorded,
+    name_of,
+    of_text,
+    shape_in,
+    to_text,
+    usual,
+)
 from syncopate.errors import InvalidValueError
 
 
@@ -31,3 +39,16 @@ def test_a_text_gives_the_same_back():
 def test_anything_else_is_refused(text):
     with pytest.raises(InvalidValueError, match=r"metadata 'gradients' is .* it must be gradients"):
         of_text(text)
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (64, 3, 7, 7), (0, 2)])
+def test_a_name_tells_the_shape(shape):
+    name = name_of(3, shape)
+    assert shape_in(name) == shape
+    assert is_recorded(name)
+
+
+@pytest.mark.parametrize("name", ["gradient 1", "gradient 1 (2x)", "bucket 0 part 1", "fc.weight"])
+def test_other_names_tell_none(name):
+    assert shape_in(name) is None
+    assert is_recorded(name) == (" " in name)

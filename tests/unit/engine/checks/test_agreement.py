@@ -104,7 +104,7 @@ def test_the_rank_that_differs_is_named_on_all(theirs: Sequence[Fact], differenc
     found, turns = on_every_rank(
         lambda rank: require_same(rank, theirs if rank.rank == 2 else ours)
     )
-    said = f"rank 2 differs from rank 0: {difference}. Every rank must"
+    said = f"rank 2 differs from rank 0: {difference}. Give every rank"
     assert all(isinstance(error, EngineError) and str(error).startswith(said) for error in found)
     assert turns == [2] * RANKS
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from syncopate.engine.selfplan import cache
@@ -90,3 +91,18 @@ def test_without_a_word_it_is_in_the_users_cache(
     assert cache.folder() == tmp_path / "syncopate"
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache.folder() == Path.home() / ".cache" / "syncopate"
+
+
+def test_what_is_kept_for_like_trainings_is_found_newest_first() -> None:
+    old, new = settled(exchange="allreduce"), settled(exchange="")
+    new = msgspec.structs.replace(new, date="2026-02-01T00:00:00+00:00")
+    for each in (old, new, settled(ranks="8"), settled(model="My Net/2b")):
+        cache.write(each)
+    assert list(cache.find(FACTS)) == [new, old]
+    assert list(cache.find(FACTS | {"exchange": "allreduce"})) == [old]
+    assert list(cache.find({"model": "none"})) == []
+
+
+def test_nothing_is_found_where_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(cache.VARIABLE, "off")
+    assert list(cache.find(FACTS)) == []

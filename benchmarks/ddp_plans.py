@@ -1,0 +1,230 @@
+"""What a plan gives a script that stays on DistributedDataParallel, from its recording on.
+
+    python benchmarks/ddp_plans.py --json ddp.json                 # as root on Linux; see below
+    python benchmarks/ddp_plans.py --model resnet20 --hosts 2
+    python benchmarks/ddp_plans.py --json ddp.json --no-run        # the table alone
+    python benchmarks/ddp_plans.py --quick                         # to see that it runs
+
+On the hosts of a lab (network namespaces, shaped links) the script ``unmodified/train.py`` trains
+by DDP as it is, while torch.profiler looks on. What follows are the commands that a user types:
+``syncopate convert --to workload`` of what was recorded, ``syncopate calibrate`` on the hosts, and
+``syncopate plan --exchange allreduce``. Then the script trains in turns: with DDP's defaults, with
+other sizes of DDP's buckets, and with ``syncopate.ddp(model, plan="plan.json")``; each turn has
+processes of its own. Nothing is chosen by hand. ResNet-50 is replayed at full size: its computation
+is slept, its gradients, traffic and optimizer are real; ResNet-20 and the character GPT compute.
+With the defaults (ResNet-50, 4 hosts at 1 Gbit/s, 5 turns) it takes about a quarter of an hour.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from contest.session import KEEP_MEMORY
+from contest.works import WORKS
+from syncopate.artifacts.plan import Plan
+from syncopate.lab import Lab, Topology
+from syncopate.lab.support import why_not
+from syncopate.output import write_output
+from syncopate.units import format_seconds, parse_rate
+
+SCRIPT = Path(__file__).parent / "unmodified" / "train.py"
+DEFAULT, OURS = "DDP's defaults", "syncopate.ddp"
+BUCKETS_MB = (50, 10, 5, 2, 1)
+"""Other sizes of DDP's buckets that take turns."""
+
+Turns = dict[str, list[list[list[float]]]]
+"""Variant -> turn -> rank -> seconds of the counted steps."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command line."""
+    found = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = found.add_argument
+    add("--hosts", type=int, default=4, help="of the lab, one rank each (4)")
+    add("--rate", default="1gbit", help="rate of each host's link (1gbit)")
+    add("--model", choices=tuple(WORKS), default="resnet50", help="what is trained (resnet50)")
+    add("--rounds", type=int, default=5, help="turns of each variant (5)")
+    add("--steps", type=int, default=6, help="counted steps of a turn (6)")
+    add("--calibration", type=float, default=40.0, help="seconds of calibration (40)")
+    add("--json", type=Path, help="every sample")
+    add("--no-run", action="store_true", help="measure nothing, show the table of --json")
+    add("--quick", action="store_true", help="two hosts, ResNet-20, one short turn")
+    return found
+
+
+class Hosts:
+    """The hosts of a lab, and what runs on them.
+
+    Args:
+        lab: entered.
+        folder: for what is written.
+        options: of the command line.
+    """
+
+    def __init__(self, lab: Lab, folder: Path, options: argparse.Namespace) -> None:
+        self._lab, self._folder, self._options = lab, folder, options
+        self._turns = 0
+        self.commands: list[str] = []
+
+    def run(self, *words: str, everywhere: bool) -> str:
+        """Run a command on every host, or here; return what it said.
+
+        Raises:
+            SystemExit: it failed.
+        """
+        self.commands.append(shlex.join(words))
+        print(f"$ {self.commands[-1]}", flush=True)
+        said: list[str] = []
+        environment = os.environ | KEEP_MEMORY | {"SYNCOPATE_CACHE": "off"}
+        if everywhere:
+            outcome = self._lab.run(
+                [sys.executable, *words],
+                environment=environment,
+                sink=lambda rank, _, line: said.append(f"rank {rank}: {line}"),
+            )
+            code = outcome.exit_code
+        else:
+            done = subprocess.run(
+                [sys.executable, *words],
+                check=False,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env=environment,
+            )
+            said, code = done.stdout.splitlines(), done.returncode
+        if code:
+            raise SystemExit("\n".join([*said[-30:], f"ended with {code}"]))
+        return "\n".join(said)
+
+    def train(self, *words: str) -> list[list[float]]:
+        """Train on every host; return the seconds of each rank's counted steps."""
+        self._turns += 1
+        out = self._folder / f"turn{self._turns}"
+        out.mkdir()
+        options = self._options
+        quick = ["--quick"] if options.quick else []
+        given = ["--model", options.model, "--steps", str(options.steps), "--out", str(out), *quick]
+        said = self.run(str(SCRIPT), *given, *words, everywhere=True)
+        print("\n".join(line for line in said.splitlines() if "syncopate: " in line), flush=True)
+        return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(options.hosts)]
+
+    def plan(self) -> Path:
+        """Make a plan as a user does; return its file."""
+        profiles, files = self._folder / "profiles", {}
+        for name in ("workload", "cluster", "plan"):
+            files[name] = str(self._folder / f"{name}.json")
+        self.train("--profile", str(profiles))
+        command = ("-m", "syncopate")
+        traces = [str(profiles / f"rank{rank}.json") for rank in range(self._options.hosts)]
+        to = ("--to", "workload", "-o", files["workload"])
+        self.run(*command, "convert", *traces, *to, everywhere=False)
+        budget = ("--budget", str(self._options.calibration))
+        self.run(*command, "calibrate", *budget, "-o", files["cluster"], everywhere=True)
+        given = ("-w", files["workload"], "-c", files["cluster"], "--exchange", "allreduce")
+        print(self.run(*command, "plan", *given, "-o", files["plan"], everywhere=False))
+        return Path(files["plan"])
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Make a plan and take all turns; return what there is to keep."""
+    from campaign.session import facts  # noqa: PLC0415 - loads much, and --no-run needs none of it
+
+    topology = Topology(hosts=options.hosts, rate_bytes_per_s=parse_rate(options.rate))
+    about = facts()
+    found: Turns = {}
+    with Lab(topology) as lab, tempfile.TemporaryDirectory() as folder:
+        hosts = Hosts(lab, Path(folder), options)
+        path = hosts.plan()
+        variants: dict[str, tuple[str, ...]] = {DEFAULT: ()}
+        variants |= {f"DDP, {mb} MB": ("--bucket-mb", str(mb)) for mb in BUCKETS_MB}
+        variants[OURS] = ("--plan", str(path))
+        plan = Plan.load(path)
+        for _ in range(options.rounds):
+            for name, words in variants.items():
+                found.setdefault(name, []).append(hosts.train(*words))
+                print(f"{name}: {format_seconds(step_s(found[name][-1]))}", flush=True)
+        setting = {
+            name: getattr(options, name)
+            for name in ("hosts", "rate", "model", "rounds", "steps", "calibration", "quick")
+        }
+        return {
+            "metadata": about | {"command": shlex.join(["python", *sys.argv])},
+            "setting": setting,
+            "commands": hosts.commands[:4],
+            "plan": json.loads(plan.to_json()),
+            "turns": found,
+        }
+
+
+def step_s(turn: list[list[float]]) -> float:
+    """Return the slowest rank's mean: a rank that is late in one step is early in the next."""
+    return max(statistics.fmean(steps) for steps in turn)
+
+
+def table(kept: dict[str, Any]) -> str:
+    """Return the table as Markdown."""
+    setting, turns = kept["setting"], kept["turns"]
+    steps_s = {name: [step_s(turn) for turn in each] for name, each in turns.items()}
+    medians_s = {name: statistics.median(each) for name, each in steps_s.items()}
+    best = min((name for name in medians_s if name != OURS), key=lambda name: medians_s[name])
+    plan = Plan.from_json(json.dumps(kept["plan"]))
+    lines = [
+        f"{WORKS[setting['model']].title}, {setting['hosts']} emulated hosts at {setting['rate']}, "
+        f"{setting['rounds']} turns of {setting['steps']} counted steps. *Step*: median over turns "
+        "of the slowest rank's mean. *Turns*: the fastest and the slowest.",
+        "",
+        "| variant | step | turns | against the defaults | against the best DDP |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for name, each in steps_s.items():
+        median_s = medians_s[name]
+        lines.append(
+            f"| {name}{' (best DDP)' if name == best else ''} | {format_seconds(median_s)} | "
+            f"{format_seconds(min(each))} to {format_seconds(max(each))} | "
+            f"{medians_s[DEFAULT] / median_s:.3f}x | {medians_s[best] / median_s:.3f}x |"
+        )
+    if plan.prediction is not None:
+        expected_s = plan.prediction.iteration_s
+        off = expected_s / medians_s[OURS] - 1
+        lines += ["", f"The plan expects {format_seconds(expected_s)}, {off:+.1%} of what it took."]
+    if setting["quick"]:
+        lines += ["", "**A quick run, to see that everything works: no figure here counts.**"]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Measure, and print the table."""
+    options = parser().parse_args()
+    if options.quick:
+        options.model = "resnet20"
+        options.hosts, options.rounds, options.steps, options.calibration = 2, 1, 4, 4.0
+    if options.no_run:
+        if options.json is None:
+            parser().error("--no-run needs --json")
+        print(table(json.loads(options.json.read_text())))
+        return 0
+    obstacle = why_not()
+    if obstacle:
+        print(f"skipped: {obstacle}")
+        return 0
+    kept = measure(options)
+    if options.json is not None:
+        write_output(options.json, json.dumps(kept, indent=1).encode())
+    print(table(kept))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

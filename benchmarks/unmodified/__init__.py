@@ -1,0 +1,1 @@
+"""Unmodified: a training script as users of DistributedDataParallel have it."""
