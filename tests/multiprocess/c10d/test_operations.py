@@ -66,9 +66,7 @@ def all_gather(group: Any, rank: int, size: int, mine: Tensor) -> Any:
     dist.all_gather(listed, mine, group=group)
     whole = mine.new_empty(size * mine.numel())
     dist.all_gather_single(whole, mine, group=group)
-    stacked = mine.new_empty(size, mine.numel())
-    dist.all_gather_single(stacked, mine, group=group)
-    return [*listed, whole, stacked]
+    return [*listed, whole]
 
 
 def gather(group: Any, rank: int, size: int, mine: Tensor) -> Any:
