@@ -24,6 +24,7 @@ VOCABULARY = {
 PURE = {"schedules", "costs", "planning", "simulation", "protocol", "analysis"}
 EFFECTS = {
     "benchmarking",
+    "c10d",
     "collectives",
     "calibration",
     "profiling",
@@ -49,6 +50,7 @@ ARROWS: dict[str, set[str]] = {
     "lab": VOCABULARY,
     "collectives": VOCABULARY | PURE,
     "tracing": VOCABULARY | {"collectives"},
+    "c10d": VOCABULARY | PURE | {"collectives"},
     "benchmarking": VOCABULARY | PURE | {"collectives", "tracing"},
     "calibration": VOCABULARY | PURE | {"collectives", "tracing"},
     "profiling": VOCABULARY | PURE | {"collectives", "tracing", "zoo"},

@@ -5,7 +5,8 @@ neither torch nor scipy, so planning for a cluster starts in a blink on any lapt
 
 [Note: loaded beside torch] A program that has loaded torch, or that a launcher started as a rank,
 is going to train. There :func:`distribute` is loaded with the package, as a program's libraries
-are, and not when all ranks of a host stand before it at the same time. Where ``SYNCOPATE_TRACE`` is
+are, and not when all ranks of a host stand before it at the same time. torch comes to know the
+backend of :mod:`syncopate.c10d` then, or as soon as it is loaded. Where ``SYNCOPATE_TRACE`` is
 set the package is loaded when Python starts (:mod:`syncopate.startup`), in every process that a
 rank starts too, and has to leave torch to the program.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from syncopate.artifacts.timeline import Timeline
     from syncopate.artifacts.workload import Workload
     from syncopate.benchmarking.run import bench
+    from syncopate.c10d.fsdp2 import fsdp2
+    from syncopate.c10d.register import register_backend
     from syncopate.calibration.calibrate import calibrate
     from syncopate.calibration.logs.read import read_logs
     from syncopate.collectives.communicator import Communicator
@@ -96,11 +100,13 @@ __all__ = [
     "distribute",
     "estimate",
     "explain",
+    "fsdp2",
     "make_plan",
     "pause",
     "profile",
     "read_logs",
     "recorded_workload",
+    "register_backend",
     "replay",
     "report",
     "simulate",
@@ -145,6 +151,8 @@ _MODULES = {
     "whatif": "planning.whatif.study",
     "analyze": "runs.analyze",
     "bench": "benchmarking.run",
+    "fsdp2": "c10d.fsdp2",
+    "register_backend": "c10d.register",
     "difference": "runs.compare",
     "explain": "runs.explain",
     "report": "runs.page",
@@ -168,8 +176,16 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
+def _tell_torch() -> None:
+    with suppress(ImportError):  # a torch without its distributed part
+        __getattr__("register_backend")()
+
+
 # [Note: loaded beside torch]
 _is_rank = {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()
 _at_startup = bool(os.environ.get("SYNCOPATE_TRACE"))
 if sys.modules.get("torch") or (_is_rank and not _at_startup and find_spec("torch")):
     import_module(f"{__name__}.{_MODULES['distribute']}")
+    _tell_torch()
+else:
+    import_module(f"{__name__}.startup").after_torch(_tell_torch)

@@ -1,9 +1,10 @@
-"""Startup: what every Python process runs where ``SYNCOPATE_TRACE`` is set.
+"""Startup: what is to happen as soon as a process imports torch.
 
 ``syncopate.pth``, which is installed beside the package, calls :func:`watch` when the interpreter
-starts, and does nothing where the variable is not set. A process that never imports torch is left
-alone too: until then there is one more finder of modules, which knows one name. It uses nothing but
-the standard library, because it runs before anything else.
+starts, and does nothing where ``SYNCOPATE_TRACE`` is not set. The package itself has its backend
+made known to torch. A process that never imports torch is left alone: until then there is one more
+finder of modules, which knows one name. It uses nothing but the standard library, because it may
+run before anything else.
 """
 
 from __future__ import annotations
@@ -19,8 +20,30 @@ _AWAITED = "torch"
 
 def watch() -> None:
     """Record what this process trains, from when it imports torch; once, however often called."""
-    if _AWAITED not in sys.modules and not any(isinstance(one, _Finder) for one in sys.meta_path):
+    if _record not in _calls:
+        after_torch(_record)
+
+
+def after_torch(call: Callable[[], None]) -> None:
+    """Have ``call`` called when torch has been imported, unless that is so already."""
+    if _AWAITED in sys.modules:
+        return
+    _calls.append(call)
+    if not any(isinstance(one, _Finder) for one in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
+
+
+_calls: list[Callable[[], None]] = []
+"""What awaits torch."""
+
+
+def _record() -> None:
+    try:
+        from syncopate.tracing.foreign.recording.automatic import begin  # noqa: PLC0415
+
+        begin()
+    except Exception as error:  # the training matters more
+        print(f"syncopate: nothing is recorded: {error}", file=sys.stderr)
 
 
 class _Finder(MetaPathFinder):
@@ -41,12 +64,8 @@ class _Finder(MetaPathFinder):
 
     def _loaded(self) -> None:
         sys.meta_path.remove(self)
-        try:
-            from syncopate.tracing.foreign.recording.automatic import begin  # noqa: PLC0415
-
-            begin()
-        except Exception as error:  # the training matters more
-            print(f"syncopate: nothing is recorded: {error}", file=sys.stderr)
+        while _calls:
+            _calls.pop(0)()
 
 
 class _Loader(Loader):

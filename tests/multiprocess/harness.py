@@ -26,6 +26,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import syncopate
 from syncopate.units import DTYPE_BYTES
 from tests.children import HANGS_S
 
@@ -102,14 +103,17 @@ class _Rank:
     world_size: int
     port: int
     timeout_s: float
+    backend: str = "gloo"
 
     def __call__(self) -> Any:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
         timeout = datetime.timedelta(seconds=self.timeout_s)
         store = dist.TCPStore("127.0.0.1", self.port, None, is_master=False, timeout=timeout)
         _meeting.append(dist.PrefixStore("cases", store))
+        if "syncopate" in self.backend:
+            syncopate.register_backend()
         dist.init_process_group(
-            "gloo", store=store, rank=self.rank, world_size=self.world_size, timeout=timeout
+            self.backend, store=store, rank=self.rank, world_size=self.world_size, timeout=timeout
         )
         return self.function(self.rank, self.world_size, *self.args)
 
@@ -267,6 +271,7 @@ def run_ranks(
     *args: Any,
     timeout_s: float = HANGS_S,
     may_die: Collection[int] = (),
+    backend: str = "gloo",
 ) -> list[Any]:
     """Run ``function(rank, world_size, *args)`` on ``world_size`` local ranks, all at once.
 
@@ -277,6 +282,7 @@ def run_ranks(
         timeout_s: limit for the whole call, and the timeout of each rank's default group.
         may_die: ranks that are allowed to end without a result (killed by the test itself);
             theirs is then ``None``.
+        backend: of the ranks' default group.
 
     Returns:
         One result per rank, in rank order.
@@ -286,6 +292,7 @@ def run_ranks(
     """
     store = dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
     ranks = [
-        _Rank(function, args, rank, world_size, store.port, timeout_s) for rank in range(world_size)
+        _Rank(function, args, rank, world_size, store.port, timeout_s, backend)
+        for rank in range(world_size)
     ]
     return run_processes(ranks, timeout_s=timeout_s, may_die=may_die)

@@ -20,7 +20,8 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 Job = Callable[[], None]
 """Runs one collective and records its outcome in a handle; never raises for a failed collective."""
@@ -52,6 +53,7 @@ class Channel:
         self._numbers = itertools.count()
         self._jobs: deque[Job] = deque()
         self._running = False
+        self._ends_on = 0  # the thread on which a job says that it is over
         self._closed = False
         self._resting = False
         self._changed = threading.Condition()
@@ -69,6 +71,8 @@ class Channel:
             background: leave it to the channel's thread; otherwise it runs here and now if the
                 channel is idle.
         """
+        if self._ends_on == threading.get_ident():
+            return self._run_amid(job)
         with self._changed:
             if self._closed:
                 return False  # the thread may have ended, and it would never run
@@ -82,6 +86,28 @@ class Channel:
         if inline:
             self._finish_running(job)
         return True
+
+    def _run_amid(self, job: Job) -> bool:
+        """Run ``job``, and before it those that were submitted before."""
+        with self._changed:
+            if self._closed:
+                return False
+            before, self._jobs = self._jobs, deque()
+        for each in (*before, job):
+            each()
+        return True
+
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """Let what is called in this block submit jobs, and wait for them; in the midst of a job.
+
+        They run at once, on this thread, for no other would run them: the block is part of a job.
+        """
+        outer, self._ends_on = self._ends_on, threading.get_ident()
+        try:
+            yield
+        finally:
+            self._ends_on = outer
 
     def rest(self, timeout_s: float) -> bool:
         """Wait until no job is left; say whether that was in time."""

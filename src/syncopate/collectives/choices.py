@@ -37,6 +37,10 @@ _KEPT = 4096
 """Sizes remembered; a program with more of them is looked up anew now and then."""
 
 _DIGEST_BYTES = 32
+_NO_CLUSTER = (
+    "a registered algorithm or 'native' while the communicator knows no cluster; call "
+    "use_cluster(syncopate.calibrate(communicator)), or load what `syncopate calibrate` wrote"
+)
 
 
 class Ranks(Protocol):
@@ -65,19 +69,24 @@ class Choices:
     """Decides by collective and size, and remembers.
 
     Args:
-        tables: the decisions; the same on every rank.
+        tables: the decisions; the same on every rank. None where no cluster is known.
     """
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: Tables | None = None) -> None:
         self._tables = tables
         self._known: dict[tuple[str, int, int], Recipe] = {}
 
     def resolve(self, recipe: Recipe, nbytes: int) -> Recipe:
-        """Return ``recipe``, which says ``"auto"``, with algorithm and options filled in.
+        """Return ``recipe``; with algorithm and options filled in where it says ``"auto"``.
 
         Raises:
-            UnknownNameError: it brings options of its own.
+            InvalidValueError: it says ``"auto"``, and no cluster is known.
+            UnknownNameError: it says so and brings options of its own.
         """
+        if recipe.algorithm != AUTO:
+            return recipe
+        if self._tables is None:
+            raise InvalidValueError("algorithm", AUTO, _NO_CLUSTER)
         if recipe.options:
             scope = f"{recipe.collective} ({AUTO})"
             raise UnknownNameError("option", next(iter(recipe.options)), ("none",), scope)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -24,7 +23,8 @@ from syncopate.artifacts.cluster import Cluster
 from syncopate.collectives import choices, transport
 from syncopate.collectives.channel import Channel
 from syncopate.collectives.choices import Choices
-from syncopate.collectives.handle import Completion, Handle
+from syncopate.collectives.endings import STOP_S, end_threads, give_up
+from syncopate.collectives.handle import Completion, Handle, finished
 from syncopate.collectives.health import agreement
 from syncopate.collectives.health.blame import Call
 from syncopate.collectives.health.detector import FailureDetector
@@ -36,12 +36,7 @@ from syncopate.recipe import AlgorithmOptions, Recipe
 from syncopate.schedules import registry
 from syncopate.schedules.options import Option
 
-_STOP_S = 5.0
 _CLOSED = "the communicator is closed"
-_NO_CLUSTER = (
-    "a registered algorithm or 'native' while the communicator knows no cluster; call "
-    "use_cluster(syncopate.calibrate(communicator)), or load what `syncopate calibrate` wrote"
-)
 
 
 class _Place(NamedTuple):
@@ -98,17 +93,17 @@ class Communicator:
         if timeout_s is not None and not timeout_s > 0:
             rule = "a number of seconds > 0, or None for the group's own time limit"
             raise InvalidValueError("timeout_s", timeout_s, rule)
-        if not (dist.is_available() and dist.is_initialized()):
+        if group is None and not (dist.is_available() and dist.is_initialized()):
             rule = "initialised first: start with torchrun and call init_process_group"
             raise InvalidValueError("torch.distributed", "not initialised", rule)
         if timeout_s is None:
             timeout_s = transport.group_timeout_s(group)
         self.timeout_s = timeout_s = min(timeout_s, transport.LONGEST_S)
-        self._rank = dist.get_rank(group)
-        self._world_size = dist.get_world_size(group)
+        self._rank = dist.get_rank() if group is None else group.rank()
+        self._world_size = dist.get_world_size() if group is None else group.size()
         self._check = agreement.wanted() if check is None else check
         self._closed = False
-        self._choices: Choices | None = None
+        self._choices = Choices()
         self._group = group
         self._detector: FailureDetector | None = None
         with opened(group, channels, timeout_s) as self._runners:
@@ -117,9 +112,9 @@ class Communicator:
         self._channels = [Channel(index) for index in range(channels)]
         # Without close() the threads still end with the communicator, or with the interpreter, and
         # the sockets with the communicator.
-        weakref.finalize(self, _end_threads, self._channels, self._detector)
+        weakref.finalize(self, end_threads, self._channels, self._detector)
         dropped = (self._channels, self._detector, self._runners)
-        weakref.finalize(self, _give_up, *dropped).atexit = False
+        weakref.finalize(self, give_up, *dropped).atexit = False
         if cluster is not None:
             try:
                 self.use_cluster(cluster)
@@ -148,6 +143,11 @@ class Communicator:
         if self._detector is None:
             raise InvalidValueError("messages", "of a rank alone", "between two ranks")
         return Messages(self._runners[0], self._detector)
+
+    @property
+    def carrier(self) -> Runner | None:
+        """What carries channel 0; None for a rank alone."""
+        return self._runners[0] if self._runners else None
 
     @property
     def channels(self) -> int:
@@ -192,6 +192,11 @@ class Communicator:
         self._require_open("use_cluster")
         device = self._runners[0].device if self._runners else torch.device("cpu")
         self._choices = choices.agree(self, cluster, device)
+
+    @property
+    def choices(self) -> Choices:
+        """What ``"auto"`` stands for here."""
+        return self._choices
 
     def all_reduce(
         self,
@@ -340,23 +345,44 @@ class Communicator:
         if not 0 <= channel < len(self._channels):
             raise InvalidValueError("channel", channel, f"in 0..{len(self._channels) - 1}")
         self._require_open(recipe.collective)
-        if recipe.algorithm == registry.AUTO:
-            if self._choices is None:
-                raise InvalidValueError("algorithm", registry.AUTO, _NO_CLUSTER)
-            recipe = self._choices.resolve(recipe, form.nbytes(tensor))
+        recipe = self._choices.resolve(recipe, form.nbytes(tensor))
         if not tensor.numel() or not self._runners:
             require_recipe(recipe, self._world_size)
             if before is not None:
                 before()
-            handle, now_s = Handle(), time.perf_counter()
-            handle._finish(now_s, now_s)
-            return handle
+            return finished()
         runner = self._runners[channel]
         label, work, waits = runner.collective(recipe, tensor, form)
         if before is not None:
             work = _after(before, work)
         place = _Place(channel, async_op, queued=not waits)
         return self._submit(label, work, place, tensor)
+
+    def perform(
+        self,
+        label: str,
+        body: Callable[[Runner | None], None],
+        *,
+        channel: int = 0,
+        async_op: bool = False,
+    ) -> Handle:
+        """Carry out ``body`` as one collective.
+
+        Args:
+            label: its name, by which the ranks are compared.
+            body: called with what carries it, None for a rank alone, when its turn has come.
+            channel: where it runs; after what that channel was given before.
+            async_op: return at once.
+
+        Raises:
+            CollectiveError: it did not finish.
+        """
+        self._require_open(label)
+        if not self._runners:
+            body(None)
+            return finished()
+        runner = self._runners[channel]
+        return self._submit(label, lambda: body(runner), _Place(channel, background=async_op))
 
     def barrier(self) -> None:
         """Return when every rank has come here; on channel 0.
@@ -406,7 +432,7 @@ class Communicator:
         for channel in self._channels:
             if not channel.close(self.timeout_s) and self._detector is not None:
                 self._detector.interrupt()
-                channel.close(_STOP_S)
+                channel.close(STOP_S)
         if self._detector is not None:
             self._detector.close()
         for runner in self._runners:
@@ -416,12 +442,7 @@ class Communicator:
     def __enter__(self) -> Communicator:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _submit(
@@ -447,7 +468,8 @@ class Communicator:
                 completion = detector.run(call, work)
             except BaseException as caught:  # raised again where the handle is waited for
                 error = caught
-            handle._finish(started_s, time.perf_counter(), error, completion)
+            with channel.ending():
+                handle._finish(started_s, time.perf_counter(), error, completion)
 
         if not channel.run(job, background=place.background and not place.queued):
             raise CollectiveError(label, _CLOSED)
@@ -474,24 +496,3 @@ def _after(before: Callable[[], object], work: Work) -> Work:
 
 def _told(options: Mapping[str, Option] | None) -> AlgorithmOptions:
     return cast("AlgorithmOptions", dict(options or {}))
-
-
-def _end_threads(channels: list[Channel], detector: FailureDetector | None) -> None:
-    if detector is not None:
-        detector.stop()
-    for channel in channels:
-        channel.close(0.0)
-
-
-def _give_up(
-    channels: list[Channel], detector: FailureDetector | None, runners: list[Runner]
-) -> None:
-    """Free what a communicator without references has, without a goodbye to the peers.
-
-    A rank that raised drops its communicator, too, and the others are to learn that it failed.
-    """
-    _end_threads(channels, detector)
-    if all(channel.close(_STOP_S) for channel in channels):
-        for runner in runners:
-            runner.close()
-    runners.clear()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 _POLL_S = 0.25
@@ -43,6 +45,7 @@ class Handle:
         self._error: BaseException | None = None
         self._completion: Completion | None = None
         self._stamps = (math.nan, math.nan)
+        self._calls: list[Callable[[], None]] = []
 
     def wait(self) -> None:
         """Return when the collective is over.
@@ -58,6 +61,26 @@ class Handle:
             raise self._error
         if self._completion is not None:
             self._completion.wait()
+
+    def wait_for(self, limit_s: float) -> bool:
+        """Wait until the host's part of the collective is over; say whether it came in time."""
+        if not self._over and self._open.acquire(timeout=limit_s):
+            self._open.release()
+        return self._over
+
+    @property
+    def error(self) -> BaseException | None:
+        """What the collective failed with; None if it did not, or not yet."""
+        return self._error
+
+    def when_over(self, call: Callable[[], None]) -> None:
+        """Have ``call`` called once the host's part is over, on the thread that ended it.
+
+        It may submit collectives to the same channel, which then run at once.
+        """
+        self._calls.append(call)
+        if self._over:
+            self._call()
 
     def done(self) -> bool:
         """Say whether the collective is over, well or badly, without blocking."""
@@ -94,3 +117,17 @@ class Handle:
         self._completion = completion
         self._over = True
         self._open.release()
+        self._call()
+
+    def _call(self) -> None:
+        # Two threads may be here at the same time; each call is taken out by one of them.
+        with suppress(IndexError):
+            while True:
+                self._calls.pop(0)()
+
+
+def finished() -> Handle:
+    """Return the handle of a collective that moved nothing, and is over."""
+    handle, now_s = Handle(), time.perf_counter()
+    handle._finish(now_s, now_s)
+    return handle

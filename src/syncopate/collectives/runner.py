@@ -9,7 +9,7 @@ is one of all ranks: the messages of a schedule's round may be among few of them
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ import torch.distributed as dist
 from syncopate.collectives import transport
 from syncopate.collectives.backend import calls, native
 from syncopate.collectives.backend.narrow import Narrow
+from syncopate.collectives.backend.waits import Later
 from syncopate.collectives.handle import Completion
 from syncopate.collectives.mesh.executor import Executor
 from syncopate.collectives.mesh.sockets import Sending
@@ -217,6 +218,22 @@ class Runner:
             self._message(tensor, peer, sends=False)
         else:
             self._patiently(lambda: self._executor.receive(tensor, peer))
+
+    def swap(
+        self, outgoing: Mapping[int, torch.Tensor], incoming: Mapping[int, torch.Tensor], label: str
+    ) -> None:
+        """Send to, and receive from, several ranks at the same time, as one collective.
+
+        Arguments as of :meth:`~syncopate.collectives.mesh.executor.Executor.swap`.
+
+        Raises:
+            PeerError: a message failed.
+        """
+        self._patiently(lambda: self._executor.swap(outgoing, incoming, label))
+
+    def later(self, work: Any) -> Later:
+        """Return a message of Gloo's that is under way, whose wait can be interrupted."""
+        return self._native.waits.of(work)
 
     def exchange(self, outgoing: torch.Tensor, incoming: torch.Tensor, peer: int) -> list[Any]:
         """Start to send to and to receive from ``peer`` at the same time, outside any collective.

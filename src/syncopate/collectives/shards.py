@@ -47,10 +47,13 @@ class Form(NamedTuple):
     Attributes:
         bounds: where the shards begin; None for equal ones, or none.
         narrow: what elements travel as where that is narrower than they are; else None.
+        reduction: what is made of the ranks' elements where they are reduced; a name in
+            :data:`syncopate.collectives.mesh.reductions.REDUCTIONS`.
     """
 
     bounds: Bounds | None = None
     narrow: torch.dtype | None = None
+    reduction: str = "sum"
 
     def nbytes(self, tensor: torch.Tensor) -> int:
         """Return the bytes of ``tensor`` as it travels."""
@@ -65,6 +68,8 @@ class Form(NamedTuple):
             >>> Form(narrow=torch.bfloat16).labelled("all_reduce (ring)")
             'all_reduce (ring) as bfloat16'
         """
+        if self.reduction != "sum":
+            label += f" {self.reduction}"
         if self.narrow is not None:
             label += f" as {str(self.narrow).removeprefix('torch.')}"
         if self.bounds is None:

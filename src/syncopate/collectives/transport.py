@@ -53,6 +53,9 @@ INTERRUPTED = "interrupted here"
 MADE_HERE = ("gloo", "nccl")
 """Backends that :func:`make_backend` makes."""
 
+OWN = "syncopate"
+"""The name of this package's own backend, whose groups meet by Gloo."""
+
 _BREAK_TAG = 1 << 30
 _CPU = torch.device("cpu")
 _c10d: Any = distributed_c10d
@@ -133,6 +136,8 @@ def new_group(group: dist.ProcessGroup | None, timeout_s: float) -> dist.Process
     """
     served = backends(group)
     names = set(served.values())
+    if group is not None and group.group_name in _parts:
+        return part_of_the_job(job_ranks(group), served, timeout_s, group.rank())
     if group is None or group is dist.group.WORLD:
         return dist.new_group(  # type: ignore[no-any-return]
             timeout=datetime.timedelta(seconds=timeout_s),
@@ -159,7 +164,7 @@ def new_groups(
     Raises:
         CollectiveError: not every rank arrived.
     """
-    if dist.get_world_size(group) == 1:
+    if (dist.get_world_size() if group is None else group.size()) == 1:
         return []
     made: list[dist.ProcessGroup] = []
     try:
@@ -221,6 +226,9 @@ class _Part(NamedTuple):
     served: dict[str, str]
 
 
+_first_store: list[Any] = []
+"""Where the ranks meet while torch makes its default group."""
+
 _counts: collections.Counter[tuple[int, ...]] = collections.Counter()
 """How many groups this process has made over each set of ranks that is a part of the job."""
 
@@ -229,7 +237,7 @@ _parts: dict[str, _Part] = {}
 
 
 def part_of_the_job(
-    ranks: Sequence[int], served: dict[str, str], timeout_s: float
+    ranks: Sequence[int], served: dict[str, str], timeout_s: float, rank: int | None = None
 ) -> dist.ProcessGroup:
     """Return a process group over ``ranks`` of the job, put together here.
 
@@ -240,6 +248,7 @@ def part_of_the_job(
         ranks: this rank among them; the group counts them in this order.
         served: which backend serves each device type, of :data:`MADE_HERE`.
         timeout_s: how long its operations may take.
+        rank: this rank's number in the group; found by its number in the job when left out.
 
     Raises:
         RuntimeError: not every rank arrived in time.
@@ -248,7 +257,7 @@ def part_of_the_job(
     _counts[key] += 1
     text = f"{key} {_counts[key]}".encode()
     name = hashlib.sha1(text, usedforsecurity=False).hexdigest()
-    rank = key.index(dist.get_rank())
+    rank = key.index(dist.get_rank()) if rank is None else rank
     store = _job_store(f"syncopate/group/{name}", timeout_s)
     group = dist.ProcessGroup(store, rank, len(key))
     types = {kind: getattr(dist.ProcessGroup.BackendType, kind.upper()) for kind in MADE_HERE}
@@ -262,6 +271,43 @@ def part_of_the_job(
     group._set_group_name(cast(Any, name))
     _parts[name] = _Part(key, served)
     return group
+
+
+class Roll:
+    """The ranks of a group that is to be made, and has no connections; known while in a block.
+
+    A communicator takes it for a group. For a backend, which torch makes before its group.
+
+    Args:
+        store: where the ranks meet as long as torch has no default group.
+        rank: this rank's number in the group.
+        ranks: all of its ranks, by their numbers in the job.
+        name: the same on all of them, and of no other group.
+
+    Attributes:
+        group_name: as given.
+    """
+
+    def __init__(self, store: Any, rank: int, ranks: Sequence[int], name: str) -> None:
+        self.group_name = name
+        self._store, self._rank, self._ranks = store, rank, tuple(ranks)
+
+    def rank(self) -> int:
+        """Return this rank's number."""
+        return self._rank
+
+    def size(self) -> int:
+        """Return the number of ranks."""
+        return len(self._ranks)
+
+    def __enter__(self) -> Any:
+        if dist.group.WORLD is None:
+            _first_store[:] = [self._store]
+        _parts[self.group_name] = _Part(self._ranks, {"cpu": "gloo"})
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _parts.pop(self.group_name, None)
 
 
 def job_ranks(group: dist.ProcessGroup) -> Sequence[int]:
@@ -325,7 +371,7 @@ def _job_store(prefix: str, timeout_s: float) -> Any:
 
 def _default_store() -> Any:
     default: Any = dist.group.WORLD
-    return default.get_group_store()
+    return _first_store[0] if default is None else default.get_group_store()
 
 
 def backends(group: dist.ProcessGroup | None) -> dict[str, str]:
@@ -336,7 +382,7 @@ def backends(group: dist.ProcessGroup | None) -> dict[str, str]:
     served = {}
     for entry in dist.get_backend_config(group).split(","):
         device, _, backend = entry.partition(":")
-        served[device] = backend
+        served[device] = "gloo" if backend == OWN else backend
     return served
 
 

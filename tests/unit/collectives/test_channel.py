@@ -126,3 +126,26 @@ def test_the_process_ends_after_what_was_submitted() -> None:
             channel.run(lambda name=name: (time.sleep(0.2), os.write(1, name)), background=True)
     """)
     assert (done.returncode, done.stdout) == (0, "first last"), done.stderr
+
+
+def test_the_end_of_a_job_may_submit_to_its_channel() -> None:
+    """What it submits runs within it, after what was submitted before, and in the same order."""
+    channel, done = Channel(0), []
+    began, submitted = threading.Event(), threading.Event()
+
+    def first() -> None:
+        began.set()
+        submitted.wait(LONG_S)
+        done.append("first")
+        with channel.ending():
+            for name in ("amid", "amid again"):
+                assert channel.run(lambda name=name: done.append(name), background=name == "amid")
+        done.append("end of first")
+
+    channel.run(first, background=True)
+    began.wait(LONG_S)
+    channel.run(lambda: done.append("before"), background=True)
+    submitted.set()
+    assert channel.rest(LONG_S)
+    assert channel.close(LONG_S)
+    assert done == ["first", "before", "amid", "amid again", "end of first"]

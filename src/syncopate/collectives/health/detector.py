@@ -10,6 +10,7 @@ that closes them has said so before, in a notice and to rank 0: see [Note: a not
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 import time
@@ -83,6 +84,7 @@ class FailureDetector:
         self._notices = Notices(store, rank, world_size)
         self._broken: tuple[str, Verdict] | None = None
         self._interrupted = False
+        self._places = itertools.count(-1, -1)  # of what is no collective
         self._diagnosing = threading.Lock()
         self._in_flight = InFlight()
         sent = [carrier.sent for carrier in carriers]
@@ -144,7 +146,7 @@ class FailureDetector:
 
         Its ``RuntimeError`` becomes a ``CollectiveError`` that names the ranks lost.
         """
-        return _Supervised(self, Call(label, -1, -1))
+        return _Supervised(self, Call(label, next(self._places), -1))
 
     @contextmanager
     def guest(

@@ -100,7 +100,7 @@ class InFlight:
 
     def before(self, call: Call) -> tuple[Call, ...]:
         """Return the last collectives that this rank has been in on the channel of ``call``."""
-        recent = tuple(self._recent[call.channel])
+        recent = tuple(self._recent.get(call.channel, ()))
         return tuple(each for each in recent if each.number < call.number)
 
     @property

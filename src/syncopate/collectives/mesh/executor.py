@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +30,7 @@ from syncopate.collectives.health.blame import PeerError
 from syncopate.collectives.mesh import links
 from syncopate.collectives.mesh.narrow import narrowed
 from syncopate.collectives.mesh.program import Op, Program, compile_program
+from syncopate.collectives.mesh.reductions import REDUCTIONS, SUM, Reduce
 from syncopate.collectives.mesh.sockets import Sending
 from syncopate.collectives.shards import PLAIN, Bounds, Form
 from syncopate.schedules.base import Schedule
@@ -44,8 +45,10 @@ _HALVES = (torch.float16, torch.bfloat16)
 _CACHED_PROGRAMS = 256
 _TAG_BITS = 12
 _TAG_MASK = (1 << _TAG_BITS) - 1
-_TAG_HASH = (1 << 17) - 1
+_TAG_HASH = (1 << 16) - 1
 _MESSAGE_TAG = 1 << 29
+_SWAP_TAG = 1 << 28
+_SWAP_HASH = (1 << 28) - 1
 _POST, _SEND, _ADD = int(Op.POST), int(Op.SEND), int(Op.ADD)
 
 _Key = tuple[Schedule, int, torch.dtype, Form]
@@ -73,12 +76,14 @@ class _Direct(NamedTuple):
         tag_base: the part of its tags that tells collectives apart.
         wire: how its messages travel.
         narrow: the element type of its messages; None for that of the buffer.
+        add: what reduces; None for a sum.
     """
 
     program: Program
     tag_base: int
     wire: _Wire
     narrow: torch.dtype | None
+    add: Reduce | None = None
 
     def beside(self, numel: int, dtype: torch.dtype) -> tuple[torch.dtype, tuple[int, int]]:
         """Return the type and the elements of scratch and of what is on the wire.
@@ -99,6 +104,7 @@ class _Staged:
         buffer: elements of the collective's buffer.
         memory: of the buffer, as numpy sees it.
         wire: how its messages travel.
+        add: what reduces; None for a sum.
         code: bound instructions.
         adds: whether it has sums.
         works: room for the pending sends and receives.
@@ -111,6 +117,7 @@ class _Staged:
         beside_dtype, sizes = direct.beside(numel, dtype)
         beside = torch.empty(sum(sizes), dtype=beside_dtype)
         self.wire = direct.wire
+        self.add = direct.add
         memory = self.buffer, beside[: sizes[0]], beside[sizes[0] :]
         self.code = list(_bind(direct, memory))
         self.adds = any(item[0] == _ADD for item in self.code)
@@ -165,7 +172,7 @@ class Executor:
             beside = self._scratch_of(*program.beside(tensor.numel(), tensor.dtype))
             code = _bind(program, (tensor.view(-1), *beside))
             with _quietly():
-                self._execute(program.wire, code, [None] * program.program.works)
+                self._execute(program, code, [None] * program.program.works)
 
     @property
     def meshed(self) -> bool:
@@ -218,6 +225,33 @@ class Executor:
             raise PeerError(peer, error) from error
         return started
 
+    def swap(
+        self, outgoing: Mapping[int, torch.Tensor], incoming: Mapping[int, torch.Tensor], label: str
+    ) -> None:
+        """Send to, and receive from, several ranks at the same time, as one collective.
+
+        Args:
+            outgoing: what goes to each rank: contiguous CPU tensors with elements.
+            incoming: where what comes from each rank lands; the same kind of tensors.
+            label: the collective's. Messages of collectives of another label do not meet these.
+
+        Raises:
+            PeerError: a send or receive failed.
+        """
+        send, receive, _ = self._wire
+        tag = _SWAP_TAG | (zlib.crc32(label.encode()) & _SWAP_HASH)
+        peer = -1
+        started = []
+        try:
+            for peer, tensor in incoming.items():
+                started.append((peer, receive(self._whole(tensor), peer, tag)))
+            for peer, tensor in outgoing.items():
+                started.append((peer, send(self._whole(tensor), peer, tag)))
+            for peer, message in started:
+                message.wait()
+        except RuntimeError as error:
+            raise PeerError(peer, error) from error
+
     def _carry_out(self, start: Callable[..., Any], tensor: torch.Tensor, peer: int) -> None:
         try:
             start(self._whole(tensor), peer, _MESSAGE_TAG).wait()
@@ -236,11 +270,11 @@ class Executor:
         memory = _memory(tensor)
         program.memory[:] = memory
         with _quietly() if program.adds else contextlib.nullcontext():
-            self._execute(program.wire, program.code, program.works)
+            self._execute(program, program.code, program.works)
         memory[:] = program.memory
 
-    def _execute(self, wire: _Wire, code: _Code, works: list[Any]) -> None:
-        send, receive, _ = wire
+    def _execute(self, program: _Direct | _Staged, code: _Code, works: list[Any]) -> None:
+        (send, receive, _), add = program.wire, program.add
         peer = -1
         try:
             for op, index, region, other, tag in code:
@@ -255,14 +289,17 @@ class Executor:
                     works[index].wait()
                     works[index] = None
                 elif op == _ADD:
-                    region.__iadd__(other)
+                    if add is None:
+                        region.__iadd__(other)
+                    else:
+                        add(region, other)
                 else:
                     region[:] = other
         except RuntimeError as error:
             raise PeerError(peer, error) from error
 
     def _program(self, schedule: Schedule, tensor: torch.Tensor, form: Form) -> _Direct | _Staged:
-        bounds, narrow = form
+        bounds, narrow, reduction = form
         numel, travels_as = tensor.numel(), narrow or tensor.dtype
         key = (schedule, numel, tensor.dtype, form)
         found = self._programs.get(key)
@@ -274,8 +311,9 @@ class Executor:
         )
         if narrow is not None:
             compiled = narrowed(compiled, agree=conditions(schedule.collective).agrees)
-        base = _tag_base(schedule, f"{numel} {travels_as}", bounds)
-        direct = _Direct(compiled, base, self._wire, narrow)
+        elements = f"{numel} {travels_as}" + (reduction if reduction != SUM else "")
+        base = _tag_base(schedule, elements, bounds)
+        direct = _Direct(compiled, base, self._wire, narrow, REDUCTIONS[reduction])
         program: _Direct | _Staged = direct
         if tensor.nbytes <= STAGED_BYTES:
             program = _Staged(direct, numel, tensor.dtype)
@@ -345,7 +383,7 @@ def _bind(direct: _Direct, memory: tuple[torch.Tensor, ...]) -> _Code:
         direct: the program.
         memory: what it works on, and beside it what :meth:`_Direct.beside` says, flat.
     """
-    program, base, wire, _ = direct
+    program, base, wire, *_ = direct
     cuts = tuple(wire.cuts(tensor) for tensor in memory)
     terms = _terms(memory)
     for op, index, (where, start, stop), source, peer, tag in program.instructions:

@@ -1,0 +1,40 @@
+"""Register: makes the backend known to torch, under the name ``syncopate``.
+
+It is loaded beside torch, and loads nothing else until a group is made.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+
+NAME = "syncopate"
+"""What ``init_process_group`` knows the backend by: ``"syncopate"`` or ``"cpu:syncopate"``."""
+
+
+def register_backend() -> str:
+    """Make the backend known to torch, and return its name.
+
+    ``import syncopate`` does it, or the import of torch that follows. It may be called again, such
+    as in a process that was started without either.
+
+    Example:
+        >>> import torch.distributed as dist, syncopate  # doctest: +SKIP
+        >>> dist.init_process_group(syncopate.register_backend())  # doctest: +SKIP
+    """
+    if dist.is_available() and NAME not in dist.Backend.backend_list:
+        dist.Backend.register_backend(NAME, _made, extended_api=True, devices=["cpu"])
+    return NAME
+
+
+def _made(options: Any, given: Any) -> Any:
+    """Make a group; torch calls it on every rank of it.
+
+    Args:
+        options: torch's: store, ranks and time limit.
+        given: the ``pg_options`` of the caller.
+    """
+    from syncopate.c10d.group import made  # noqa: PLC0415 - see the module
+
+    return made(options, given)

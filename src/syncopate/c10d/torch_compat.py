@@ -1,0 +1,69 @@
+"""torch's inside: all that this room takes of torch beyond its documented interface.
+
+One place, so that a new torch is tried by one file of tests (``test_torch_compat.py``), which fails
+where a name is gone or does something else. Tried with torch 2.13.0. What each is for:
+
+* ``ProcessGroup`` and ``Work``: the classes whose methods torch calls, from Python and, through
+  pybind11, from C++ (DDP, functional collectives). Their names are in :data:`CALLED_FROM_C`.
+* ``Reduction``: a ``ReduceOp`` taken apart.
+* ``follow``: a future that raises in C++, too. ``Future.set_exception`` only makes Python raise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+__all__ = [
+    "CALLED_FROM_C",
+    "ProcessGroup",
+    "Reduction",
+    "Work",
+    "follow",
+    "reduction_of",
+]
+
+ProcessGroup: Any = dist.ProcessGroup
+Work: Any = dist.Work
+
+CALLED_FROM_C = (
+    "allgather",
+    "all_gather_single_coalesced",
+    "allreduce",
+    "allreduce_coalesced",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "reduce_scatter",
+    "reduce_scatter_single_coalesced",
+    "send",
+    "recv",
+)
+"""Methods of a process group in Python that C++ calls; it calls no others of such a group."""
+
+
+class Reduction(NamedTuple):
+    """A ``ReduceOp``.
+
+    Attributes:
+        name: such as ``"SUM"``.
+        factor: what ``PREMUL_SUM`` multiplies by; None for the others.
+    """
+
+    name: str
+    factor: Any = None
+
+
+def reduction_of(op: Any) -> Reduction:
+    """Take a ``ReduceOp``, or one of its enumeration, apart."""
+    name = getattr(op, "op", op).name
+    return Reduction(name, op.factor if name == "PREMUL_SUM" else None)
+
+
+def follow(source: torch.futures.Future[Any]) -> torch.futures.Future[Any]:
+    """Return a future with the value of ``source``, which raises in C++ what that one raises."""
+    value: Callable[[Any], Any] = torch.futures.Future.value
+    return source.then(value)
