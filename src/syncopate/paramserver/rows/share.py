@@ -93,7 +93,7 @@ class TableShare:
         slots = self._index.find(ids)
         new = slots < 0
         if not new.any():
-            return self._columns[WEIGHTS][torch.from_numpy(slots)]
+            return self._columns[WEIGHTS].index_select(0, torch.from_numpy(slots))
         found = torch.empty(len(ids), self._table.width, dtype=self._columns[WEIGHTS].dtype)
         here = torch.from_numpy(~new)
         found[here] = self._columns[WEIGHTS][torch.from_numpy(slots[~new])]
@@ -121,7 +121,8 @@ class TableShare:
             slots = np.unique(np.concatenate(changed)) if changed else slots[:0]
         places = torch.from_numpy(slots)
         found = {IDS: torch.from_numpy(self._ids[slots])}
-        found |= {name: column[places].view(-1) for name, column in self._columns.items()}
+        for name, column in self._columns.items():
+            found[name] = column.index_select(0, places).view(-1)
         return found | {STEPS: torch.tensor([self._steps])}
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
@@ -185,6 +186,6 @@ def _sum(gradients: Sequence[SomeRows], width: int) -> tuple[Ids, Tensor]:
     total, begin = gradients[0].values.new_zeros(len(ids), width), 0
     for rows in gradients:
         here = torch.from_numpy(places[begin : begin + len(rows.ids)])
-        total[here] = total[here].add_(rows.values)
+        total.index_copy_(0, here, total.index_select(0, here).add_(rows.values))
         begin += len(rows.ids)
     return ids, total

@@ -51,25 +51,27 @@ def update_rows(
     """
     rate, slots, weights = rule.lr if lr is None else lr, rows.slots, rows.weights
     if isinstance(rule, Adam):
-        weights[slots] = weights[slots].add_(_adam(rule, rate, rows, gradient, step))
+        change = _adam(rule, rate, rows, gradient, step)
+        weights.index_copy_(0, slots, weights.index_select(0, slots).add_(change))
         return
     if isinstance(rule, Adagrad):
         rate /= 1 + (step - 1) * rule.lr_decay
-        total = rows.state["sum"][slots].add_(gradient.pow(2))
-        rows.state["sum"][slots] = total
+        total = rows.state["sum"].index_select(0, slots).add_(gradient.pow(2))
+        rows.state["sum"].index_copy_(0, slots, total)
         gradient = gradient / total.sqrt_().add_(rule.eps)
-    weights[slots] = weights[slots].add_(gradient, alpha=-rate)
+    changed = weights.index_select(0, slots).add_(gradient, alpha=-rate)
+    weights.index_copy_(0, slots, changed)
 
 
 def _adam(rule: Adam, rate: float, rows: Chosen, gradient: Tensor, step: int) -> Tensor:
     """Update what is remembered; return what to add to the weights."""
     slots, state = rows.slots, rows.state
     first, second = rule.betas
-    mean, square = state["mean"][slots], state["square"][slots]
+    mean, square = (state[name].index_select(0, slots) for name in ("mean", "square"))
     mean_change = gradient.sub(mean).mul_(1 - first)
-    state["mean"][slots] = mean + mean_change
+    state["mean"].index_copy_(0, slots, mean + mean_change)
     square_change = gradient.pow(2).sub_(square).mul_(1 - second)
-    state["square"][slots] = square + square_change
+    state["square"].index_copy_(0, slots, square + square_change)
     numerator = mean_change.add_(mean)
     denominator = square_change.add_(square).sqrt_().add_(rule.eps)
     size = rate * (1 - second**step) ** 0.5 / (1 - first**step)
