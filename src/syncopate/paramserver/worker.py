@@ -69,7 +69,7 @@ class KVStore:
         self.rank = roster.rank
         self.num_workers = len(roster.workers)
         self.num_servers = len(roster.servers)
-        self._tables = Tables(self._session, self._limits.slice_bytes)
+        self._tables = Tables(self._session, self._limits)
 
     def init(
         self,

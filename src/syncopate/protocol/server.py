@@ -312,6 +312,10 @@ class ServerMachine:
             require_rows(table.rules.require_valid())
         except SyncopateError as error:
             return [act.Fail(f"worker {worker} declared a table: {error}", (worker,))]
+        nbytes = spec.table.row_bytes(columns_of(table.rules.state))
+        if nbytes > (most := self._limits.payload_bytes):
+            reason = f"rows of {nbytes} bytes, state and all; at most {most} (payload_bytes)"
+            return [act.Fail(f"worker {worker} declared {reason}", (worker,))]
         if known is None:
             self._keep_table(table, {})
             return [act.KeepTable(table)]

@@ -57,6 +57,47 @@ def test_the_newest_record_of_each_slice_comes_back(tmp_path):
     _same(StateFolder(tmp_path).load("run"), expected)
 
 
+def _adding(version, *values, whole_nbytes=100):
+    return Record(Position(version), {"ids": torch.tensor(values)}, True, whole_nbytes)
+
+
+def _write_adding(folder, key, record):
+    data = encoded("run", {key: record})
+    folder.write("run", {key: record.nbytes}, data, (), {key} if record.adds else ())
+
+
+def test_records_that_add_to_others_all_come_back_up_to_a_whole_one(tmp_path):
+    folder = StateFolder(tmp_path)
+    folder.load("run")
+    _write_adding(folder, 5, _adding(1, 1, 2))
+    _write(folder, {0: _record(1, 1.0)})
+    _write_adding(folder, 5, _adding(2, 2))
+    for loaded in (StateFolder(tmp_path).load("run"), StateFolder(tmp_path).load("run")):
+        ids = [each.tensors["ids"].tolist() for each in (*loaded[5].before, loaded[5])]
+        assert ids == [[1, 2], [2]]
+        assert loaded[5].position == Position(2)
+        assert loaded[5].whole_nbytes == 100
+    again = StateFolder(tmp_path)
+    again.load("run")
+    _write_adding(again, 5, _adding(3, 3))
+    assert len(_segments(tmp_path)) == 4
+    _write_adding(again, 5, Record(Position(4), {"ids": torch.tensor([1, 2, 3])}))
+    assert len(_segments(tmp_path)) == 2  # of the others none counts
+    (*_, last) = StateFolder(tmp_path).load("run").values()
+    assert last.before == ()
+
+
+def test_much_that_was_added_is_written_anew(tmp_path):
+    folder = StateFolder(tmp_path)
+    folder.load("run")
+    for version in range(1, 9):
+        assert not folder.wants_all
+        _write_adding(folder, 5, _adding(version, 1, whole_nbytes=200))
+        if folder.wants_all:
+            break
+    assert 2 < version < 8
+
+
 def test_an_empty_slice_comes_back(tmp_path):
     _write(StateFolder(tmp_path), {0: _record(1)})
     _same(StateFolder(tmp_path).load("run"), {0: _record(1)})

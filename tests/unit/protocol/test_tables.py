@@ -140,6 +140,7 @@ def test_a_table_that_is_not_known_is_asked_for():
         (_slice(server=1), "declared t as no table here"),
         (_slice(rules=Rules(mode="dc-asgd")), "'ssgd' or 'asgd' for a table of rows"),
         (_slice(table=Table(rows=10, width=0)), "width is 0"),
+        (_slice(table=Table(rows=10, width=2**21)), "rows of 8388616 bytes, state and all"),
     ],
 )
 def test_another_table_ends_the_job(other, words):

@@ -20,6 +20,7 @@ from syncopate.paramserver.tensors import dtype_of, is_direct, name_of
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Action, Fill
 from syncopate.protocol.bundle import Place
+from syncopate.protocol.limits import Limits
 from syncopate.protocol.piece import Slice, TableSlice
 from syncopate.protocol.rules import STEPS, Rules
 from syncopate.protocol.table import MOST_TABLES, Table, columns_of, key_of, require_rows
@@ -42,15 +43,15 @@ class _Declared(NamedTuple):
 class Tables:
     """The tables that a worker declared."""
 
-    def __init__(self, session: Session, most_bytes: int) -> None:
+    def __init__(self, session: Session, limits: Limits) -> None:
         """Begin with none.
 
         Args:
             session: of the worker.
-            most_bytes: pushes and pulls of more are cut.
+            limits: pushes and pulls of more than a slice are cut.
         """
         self._session = session
-        self._most_bytes = most_bytes
+        self._most_bytes, self._payload_bytes = limits.slice_bytes, limits.payload_bytes
         self._declared: dict[str, _Declared] = {}
         self._servers = len(session.roster.servers)
 
@@ -66,6 +67,12 @@ class Tables:
         if key in self._declared or len(self._declared) >= MOST_TABLES:
             rule = f"the name of a new table, and the tables at most {MOST_TABLES}"
             raise InvalidValueError("key", key, rule)
+        if (nbytes := table.row_bytes(columns_of(rules.state))) > self._payload_bytes:
+            rule = (
+                f"so small that a row with what the optimizer remembers of it has at most "
+                f"{self._payload_bytes} bytes (payload_bytes); it has {nbytes}"
+            )
+            raise InvalidValueError(f"the width of {key!r}", table.width, rule)
         number, numel = len(self._declared), table.rows * table.width
         slices = [
             Slice(key_of(number, server), key, table.dtype, 0, numel, table)
@@ -175,7 +182,8 @@ class Tables:
 
     def held(self, key: str) -> dict[str, Tensor]:
         """Return all rows that the servers keep, and what the optimizer remembers of them."""
-        table, rules, slices = self._declared[key]
+        table = self.of(key)
+        _, rules, slices = self._declared[key]
         each = max(1, self._most_bytes // table.row_bytes(columns_of(rules.state)))
         found: dict[int, list[SomeRows]] = {piece.key: [] for piece in slices}
         left, steps = {piece.key: 0 for piece in slices}, 0
@@ -262,7 +270,8 @@ class Tables:
             for own, place in wanted[piece.key]:
                 pull = msg.PullRows(piece.key, 0, 0, priority, count=len(own))
                 request, more = machine.pull_as(pull, session.now_s())
-                pulled = Pulled(_filling(found, place), handle, asked=bytes_of(own))
+                asked = bytes_of(own.copy())  # the caller's may change
+                pulled = Pulled(_filling(found, place), handle, asked=asked)
                 session.pending.pulls((piece.key, request), pulled)
                 actions += more
             return actions

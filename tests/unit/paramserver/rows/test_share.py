@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncopate.paramserver.rows.frames import ascends, ids_of, payload_of, rows_of
+from syncopate.paramserver.rows.frames import ascends, bytes_of, ids_of, payload_of, rows_of
 from syncopate.paramserver.rows.hashing import initial_rows
 from syncopate.paramserver.rows.share import TableShare
+from syncopate.paramserver.shard import Shard
+from syncopate.paramserver.tensors import frame_of
+from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Initialise, Stage, Update
+from syncopate.protocol.messages import Refusal
 from syncopate.protocol.piece import Slice, TableSlice
 from syncopate.protocol.rules import SGD, Adagrad, Adam, Rules
 from syncopate.protocol.table import TABLES, Normal, Table
@@ -139,3 +145,29 @@ def test_what_ascends():
     assert ascends(np.empty(0, np.int64))
     assert not ascends(np.array([1, 1]))
     assert not ascends(np.array([2, 1]))
+
+
+@pytest.mark.parametrize(
+    ("ids", "servers", "accepted"),
+    [
+        ([1, 5, 999], 1, True),
+        ([], 2, True),
+        ([5, 5], 1, False),
+        ([5, 1], 1, False),
+        ([-1], 1, False),
+        ([10**9], 1, False),
+        (list(range(40)), 2, False),
+    ],
+)
+def test_numbers_of_rows_are_looked_at_before_they_are_taken(ids, servers, accepted):
+    spec = Slice(TABLES, "t", "float32", 0, TABLE.rows * 3, TABLE)
+    shard = Shard(Rules(), ())
+    shard.keep_table(TableSlice(spec, Rules()))
+    numbers = np.array(ids, np.int64)
+    pushed = payload_of(numbers, [torch.ones(len(ids), 3)])
+    for message, data in [
+        (msg.PushRows(TABLES, 1), pushed),
+        (msg.PullRows(TABLES, 0, 1, count=len(ids)), bytes_of(numbers)),
+    ]:
+        with nullcontext() if accepted else pytest.raises(Refusal, match="rows of t that are not"):
+            shard.require_rows(message, frame_of(data), 0, servers)
