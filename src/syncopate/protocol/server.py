@@ -147,7 +147,18 @@ class ServerMachine:
         self._sessions.pop(self._peers.pop(worker, ""), None)
         for slice_ in self._slices.values():
             slice_.drop(worker)
-        return self._advance(self._slices.values())
+        return self._never_begun() or self._advance(self._slices.values())
+
+    def _never_begun(self) -> list[Action]:
+        """End the job if some slice has no first value, and the worker that gives it has left."""
+        empty = [each.spec.name for each in self._slices.values() if each.position.version < 0]
+        if not empty or FIRST not in self._workers.left:
+            return []
+        reason = (
+            f"worker {FIRST} left and never gave {empty[0]!r} its first value; all workers declare "
+            "the same tensors and tables"
+        )
+        return [act.Fail(reason, (FIRST,))]
 
     def positions(self, keys: Iterable[int]) -> dict[int, Position]:
         """Return what is in the weights of the slices ``keys``."""
@@ -318,7 +329,7 @@ class ServerMachine:
             return [act.Fail(f"worker {worker} declared {reason}", (worker,))]
         if known is None:
             self._keep_table(table, {})
-            return [act.KeepTable(table)]
+            return self._never_begun() or [act.KeepTable(table)]
         if known == table:
             return []
         reason = (

@@ -232,3 +232,15 @@ def test_a_worker_takes_rows_of_the_size_that_it_asked_for():
     told = msg.TableState(TABLES, 3, request, held=7)
     assert machine.receive(0, msgspec.structs.replace(told, held=6), 2 * ROW, 0.0) == []
     assert machine.receive(0, told, 2 * ROW, 0.0) == [act.Fill(TABLES, request, 3, (), None, told)]
+
+
+@pytest.mark.parametrize("declared", [False, True])
+def test_a_table_that_nobody_gives_a_first_value_ends_the_job(declared):
+    machine = _server(declared=declared)
+    found = machine.left(0)
+    if not declared:
+        assert found == []
+        found = machine.receive(b"p1", msg.DeclareTable(_slice()), None)
+    (failed,) = found
+    assert isinstance(failed, act.Fail)
+    assert "worker 0 left and never gave 't' its first value" in failed.reason
