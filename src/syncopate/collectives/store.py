@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from syncopate.protocol.rules import SGD, Adam, Rules
+    from syncopate.protocol.rules import SGD, Adagrad, Adam, Rules
 
 
 class StoreHandle(Protocol):
@@ -19,9 +19,11 @@ class StoreHandle(Protocol):
 
     Attributes:
         finished_s: when it was over, by ``time.perf_counter``; 0 until then.
+        out: of a pull of rows, what they come to.
     """
 
     finished_s: float
+    out: Tensor
 
     def done(self) -> bool:
         """Say whether it is over, well or badly, without blocking."""
@@ -51,7 +53,7 @@ class Store(Protocol):
     def init(
         self,
         tensors: Mapping[str, Tensor],
-        optimizer: SGD | Adam | None = None,
+        optimizer: SGD | Adam | Adagrad | None = None,
         state: Mapping[str, Mapping[str, Tensor]] | None = None,
     ) -> None:
         """Give the servers worker 0's ``tensors``, and every worker the same values.
@@ -85,6 +87,38 @@ class Store(Protocol):
 
     def pull_many(self, outs: Mapping[str, Tensor], priority: int = 0) -> StoreHandle:
         """Receive several weights as one submission, in their order; see :meth:`pull`."""
+
+    def init_rows(
+        self,
+        key: str,
+        table: Tensor,
+        optimizer: SGD | Adam | Adagrad | None = None,
+        state: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Give the servers worker 0's ``table`` of rows, and every worker the same values.
+
+        ``state`` is what ``optimizer`` remembers of its rows.
+        """
+
+    def push_rows(
+        self,
+        key: str,
+        ids: Tensor,
+        values: Tensor,
+        priority: int = 0,
+        *,
+        lr: float | None = None,
+        reached: bool = True,
+    ) -> StoreHandle:
+        """Send gradients of some rows; once in a step, if need be of none."""
+
+    def pull_rows(
+        self, key: str, ids: Tensor, out: Tensor | None = None, priority: int = 0
+    ) -> StoreHandle:
+        """Receive some rows, which the handle has as ``out``."""
+
+    def table_state(self, key: str) -> Mapping[str, Tensor]:
+        """Return the rows that servers keep, and what the optimizer remembers of them."""
 
     def set_learning_rate(self, lr: float) -> None:
         """Let the servers use ``lr`` for every push from now on."""

@@ -127,8 +127,8 @@ def distribute(
         exchange: ``"allreduce"``, ``"decoupled"``, where half of each all-reduce hides behind the
             next forward, or ``"sharded"``, where each rank updates its share of the weights
             (docs/sharded.md); the faster of the first two when left out; not beside a plan.
-            A :class:`~syncopate.KVStore`, where its servers hold and update the weights
-            (docs/paramserver.md); a plan of the ``served`` exchange needs one beside it.
+            A :class:`~syncopate.KVStore`, where its servers hold and update the weights, and
+            tables of embeddings with ``sparse=True`` (docs/paramserver.md); a plan of the ``served`` exchange needs one beside it.
         delay: pull weights every so many steps and train on each rank's own between
             (docs/ssd_sgd.md), a :class:`~syncopate.delay.Delay` or its ``k``; from servers of mode
             ``ssgd``, where they are given, or of the ``sharded`` exchange, which it asks for. Or

@@ -13,12 +13,14 @@ file             what it does
 ``durable``      files that outlive a loss of power; a scheduler's run on disk
 ``pieces``       the bytes of tensors as slices and bundles carry them
 ``tensors``      tensors as frames, frames as tensors
-``optimizers``   SGD and Adam on a slice
+``optimizers``   SGD, Adam and Adagrad on a slice
+``rows/``        tables that servers keep by row
 ``shard``        the slices of one server: weights, optimizer states, gradients that wait
 ``state``        a server's state on disk
 ``server``       one server
 ``scheduler``    the scheduler
 ``driver``       which thread drives a worker's sockets; handles of what it submitted
+``session``      a worker in its job, and what is under way to and from servers
 ``worker``       the key-value store that a training script uses
 ``launch``       all of them on this machine
 ===============  ===================================================================================

@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -25,10 +25,14 @@ from syncopate.paramserver.membership import TICK_S
 from syncopate.paramserver.tensors import tensor_of
 from syncopate.protocol.actions import Fill
 from syncopate.protocol.bundle import Cut, Place
+from syncopate.protocol.messages import Push, PushRows
 
 _POLL_S = 0.25
 _MOMENT_S = 0.002
 """How long no thread has driven before the one in the background does."""
+
+
+_NOTHING = torch.empty(0)
 
 
 class Driven(NamedTuple):
@@ -166,7 +170,12 @@ class Room:
 
 
 class Handle:
-    """A push or pull that was submitted."""
+    """A push or pull that was submitted.
+
+    Attributes:
+        finished_s: when it was over, by ``time.perf_counter``; 0 until then.
+        out: of a pull of rows, what they come to; complete once it is over.
+    """
 
     def __init__(self, driver: Driver, parts: int, finish: Callable[[], None] | None) -> None:
         """Wait for ``parts`` slices, then call ``finish``."""
@@ -179,6 +188,12 @@ class Handle:
         self._waiting.acquire()
         self._error: ParameterServerError | None = None
         self.finished_s = 0.0
+        self.out = _NOTHING
+
+    def finish(self, function: Callable[[], None]) -> None:
+        """Call ``function`` when all slices are over; said before they are submitted."""
+        assert self._finish is None
+        self._finish = function
 
     def done(self) -> bool:
         """Say whether it is over, well or badly, without blocking."""
@@ -229,14 +244,25 @@ class Call(NamedTuple):
 
 
 class Pushed(NamedTuple):
-    """What a slice's push carries, which may have to be sent again."""
+    """What a slice's push carries, which may have to be sent again.
+
+    Attributes:
+        data: its bytes.
+        handle: that waits for it.
+        parts: of a push of rows, the bytes of each of its parts.
+    """
 
     data: Tensor
     handle: Handle
+    parts: Sequence[Tensor] = ()
+
+    def part(self, push: Push) -> Tensor:
+        """Return the bytes of the part that ``push`` is."""
+        return self.parts[push.part] if isinstance(push, PushRows) else self.data
 
 
-Taken = Callable[[Tensor, tuple[str, ...]], object]
-"""Called with the bytes that came, and what of the optimizer's follows the weights in them."""
+Taken = Callable[[Tensor, Fill], object]
+"""Called with the bytes that came, and what is said of them."""
 
 
 class Pulled(NamedTuple):
@@ -245,12 +271,15 @@ class Pulled(NamedTuple):
     Attributes:
         take: it.
         handle: that waits for it.
-        of_part: returns what takes those of a part, where it is a bundle that is cut meanwhile.
+        of_part: returns what takes those of a part, where it is a bundle that is cut meanwhile;
+            None: it is no bundle.
+        asked: the numbers of the rows that are pulled, as bytes; None: it is no pull of rows.
     """
 
     take: Taken
     handle: Handle
-    of_part: Callable[[Place], Pulled]
+    of_part: Callable[[Place], Pulled] | None = None
+    asked: Tensor | None = None
 
 
 def filling(data: Tensor, handle: Handle) -> Pulled:
@@ -282,9 +311,9 @@ class Pending:
         """Let the driving thread call ``function``; note the waits for what it begins."""
         self.calls.append(Call(function, handle))
 
-    def pushes(self, number: tuple[int, int], data: Tensor, handle: Handle) -> None:
-        """Note the bytes of a slice's push, by its slice and sequence number."""
-        self.pushed[number] = Pushed(data, handle)
+    def pushes(self, number: tuple[int, int], pushed: Pushed) -> None:
+        """Note what a slice's push carries, by its slice and sequence number."""
+        self.pushed[number] = pushed
 
     def released(self, number: tuple[int, int]) -> None:
         """Note that a push is over."""
@@ -305,6 +334,7 @@ class Pending:
                 self.pushed[part.key, number[1]] = data
         for number in [number for number in self.pulled if number[0] == key]:
             pulled = self.pulled.pop(number)
+            assert pulled.of_part is not None
             pulled.handle.more(more)
             for place in cut.places():
                 self.pulled[place[0].key, number[1]] = pulled.of_part(place)
@@ -315,7 +345,7 @@ class Pending:
         data = tensor_of(payload, torch.uint8)
         if fill.part is not None:
             data = data[fill.part[0] : fill.part[1]]
-        pulled.take(data, fill.state)
+        pulled.take(data, fill)
         pulled.handle.part_done()
 
     def fail(self, error: ParameterServerError) -> None:

@@ -1,4 +1,4 @@
-"""Optimizers: SGD and Adam on one slice, step for step as torch.optim computes them.
+"""Optimizers: SGD, Adam and Adagrad on one slice, step for step as torch.optim computes them.
 
 A state is a dict of tensors, so that it can be written to disk and read again like weights. The
 number of steps is a tensor, too.
@@ -13,9 +13,10 @@ from torch import Tensor
 
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.paramserver.tensors import flat_bytes, joined, part_of, parted
+from syncopate.protocol.actions import Fill
 from syncopate.protocol.layout import Layout
 from syncopate.protocol.piece import Slice
-from syncopate.protocol.rules import MEAN_SQUARE, SGD, STEPS, Adam, Compensation
+from syncopate.protocol.rules import MEAN_SQUARE, SGD, STEPS, Adagrad, Adam, Compensation
 
 State = dict[str, Tensor]
 """What an optimizer remembers of one slice; empty at first."""
@@ -25,7 +26,7 @@ States = Mapping[str, Mapping[str, Tensor]]
 
 
 def step(
-    rule: SGD | Adam, lr: float | None, weights: Tensor, gradient: Tensor, state: State
+    rule: SGD | Adam | Adagrad, lr: float | None, weights: Tensor, gradient: Tensor, state: State
 ) -> None:
     """Update ``weights`` and ``state`` in place.
 
@@ -39,6 +40,8 @@ def step(
     rate = rule.lr if lr is None else lr
     if isinstance(rule, Adam):
         _adam(rule, rate, weights, gradient, state)
+    elif isinstance(rule, Adagrad):
+        _adagrad(rule, rate, weights, gradient, state)
     elif rule.form == "mxnet":
         _sgd_mxnet(rule, rate, weights, gradient, state)
     else:
@@ -104,6 +107,18 @@ def _adam(rule: Adam, lr: float, weights: Tensor, gradient: Tensor, state: State
     weights.addcdiv_(state["mean"], denominator, value=-(lr / (1 - first**steps)))
 
 
+def _adagrad(rule: Adagrad, lr: float, weights: Tensor, gradient: Tensor, state: State) -> None:
+    if STEPS not in state:
+        state[STEPS] = torch.zeros(1, dtype=torch.int64)
+        state["sum"] = torch.full_like(weights, rule.initial_accumulator_value)
+    state[STEPS] += 1
+    if rule.weight_decay != 0:
+        gradient = gradient.add_(weights, alpha=rule.weight_decay)
+    rate = lr / (1 + (int(state[STEPS].item()) - 1) * rule.lr_decay)
+    state["sum"].addcmul_(gradient, gradient, value=1)
+    weights.addcdiv_(gradient, state["sum"].sqrt().add_(rule.eps), value=-rate)
+
+
 def with_state(
     piece: Slice, tensor: Tensor, state: Mapping[str, Tensor], known: Sequence[str]
 ) -> tuple[tuple[str, ...], Tensor]:
@@ -148,7 +163,8 @@ def collecting(
         found: by the slices' keys.
     """
 
-    def take(data: Tensor, names: tuple[str, ...]) -> None:
+    def take(data: Tensor, fill: Fill) -> None:
+        names = fill.state
         state = parted(data, piece.carried(names))
         begin = 0
         for member in members:

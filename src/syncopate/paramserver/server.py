@@ -25,7 +25,7 @@ from syncopate.protocol.actions import Action
 from syncopate.protocol.bundle import BUNDLE
 from syncopate.protocol.limits import Limits
 from syncopate.protocol.messages import Refusal
-from syncopate.protocol.piece import Slice
+from syncopate.protocol.piece import Slice, TableSlice
 from syncopate.protocol.server import Kept, Seat, ServerMachine
 
 _EARLY, _EARLY_BYTES = 1024, 4096
@@ -33,7 +33,7 @@ _EARLY, _EARLY_BYTES = 1024, 4096
 they may be: a worker says hello, and nothing else."""
 
 
-_COMPUTED = act.Stage | act.Add | act.Initialise | act.Update | act.Answer
+_COMPUTED = act.Stage | act.Ask | act.Add | act.Initialise | act.Update | act.Answer
 
 
 class ParameterServer:
@@ -139,6 +139,8 @@ class ParameterServer:
             return
         try:
             message, payload = self._node.wire.opened(msg.ToServer, arrival)
+            if payload is not None and isinstance(message, msg.PushRows | msg.PullRows):
+                self._require_rows(arrival, message, payload)
         except Refusal as refusal:
             self._do(machine.refuse(arrival.peer, refusal))
             return
@@ -147,6 +149,14 @@ class ParameterServer:
         if machine.knows(arrival.peer):
             self._node.wire.admit(arrival)
         self._do(found, payload)
+
+    def _require_rows(
+        self, arrival: Arrival, message: msg.PushRows | msg.PullRows, payload: zmq.Frame
+    ) -> None:
+        """Refuse rows of a worker that are not kept here."""
+        machine, shard = self._machine, self._shard
+        if machine is not None and shard is not None and machine.knows(arrival.peer):
+            shard.require_rows(message, payload, machine.rank, machine.servers)
 
     def _tick(self, now_s: float) -> None:
         self._refusals.note(self.refused)
@@ -166,7 +176,7 @@ class ParameterServer:
 
     def _compute(
         self,
-        action: act.Stage | act.Add | act.Initialise | act.Update | act.Answer,
+        action: act.Stage | act.Ask | act.Add | act.Initialise | act.Update | act.Answer,
         payload: zmq.Frame | None,
     ) -> None:
         shard, wire, began_s = self._shard, self._node.wire, time.perf_counter()
@@ -174,6 +184,9 @@ class ParameterServer:
         if isinstance(action, act.Stage):
             assert payload is not None
             shard.stage(action, payload)
+        elif isinstance(action, act.Ask):
+            assert payload is not None
+            shard.ask(action, payload)
         elif isinstance(action, act.Add):
             shard.add(action)
         elif isinstance(action, act.Initialise):
@@ -183,13 +196,7 @@ class ParameterServer:
             shard.update(action)
             wire.tap.worked("update", action.key, (action.version, 0, None), began_s)
         else:
-            asked = action.message
-            assert isinstance(asked, msg.Weights)
-            if isinstance(asked, msg.State):
-                state, frame = shard.state_payload(asked.key)
-                asked = msgspec.structs.replace(asked, state=state)
-            else:
-                frame = shard.payload(asked.key, action.backup_for, wire.let_go)
+            asked, frame = shard.answer(action, wire.let_go)
             wire.tap.worked("search", asked.key, (asked.version, asked.request, action.to), began_s)
             wire.send(action.to, asked, action.priority, frame)
 
@@ -206,6 +213,8 @@ class ParameterServer:
     def _manage(self, action: Action) -> None:
         if isinstance(action, act.Keep):
             self._keep(action)
+        elif isinstance(action, act.KeepTable):
+            self._keep_table(action.table)
         elif isinstance(action, act.Split):
             assert self._shard is not None
             self._shard.split(action.cut)
@@ -223,19 +232,22 @@ class ParameterServer:
     def _join(self, roster: msg.Roster) -> None:
         kept = None
         known = self._identity
-        if known is not None and known.rules is not None:
+        if known is not None and (known.rules is not None or known.tables):
             positions = {key: record.position for key, record in self._records.items()}
-            kept = Kept(known.digest, known.rules, known.slices, positions)
+            kept = Kept(known.digest, known.rules, known.slices, positions, known.tables)
         self._machine = ServerMachine(
             Seat(roster, self._boot, self._folder is not None), self._limits, kept
         )
         if kept is not None:
             specs = self._machine.specs
-            self._shard = Shard(kept.rules, specs)
+            self._shard = Shard(kept.rules or kept.tables[0].rules, specs)
+            for table in kept.tables:
+                self._shard.keep_table(table)
             current = {spec.key for spec in specs}
             self._dropped = set(self._records) - current
             for key in current.intersection(self._records):
-                self._shard.restore(key, self._records[key].tensors)
+                for record in (*self._records[key].before, self._records[key]):
+                    self._shard.restore(key, record.tensors)
         self._records.clear()
         if self._folder is not None:
             if known is None:
@@ -247,7 +259,9 @@ class ParameterServer:
 
     def _keep(self, action: act.Keep) -> None:
         assert self._machine is not None
-        self._shard = Shard(action.rules, self._machine.specs)
+        if self._shard is None:
+            self._shard = Shard(action.rules, ())
+        self._shard.keep(action.rules, self._machine.specs)
         self._notes(self._machine.bundles)
         if self._folder is not None and self._identity is not None:
             self._identity = msgspec.structs.replace(
@@ -256,6 +270,15 @@ class ParameterServer:
                 rules=action.rules,
                 slices=action.slices,
             )
+            self._folder.save_identity(self._identity)
+
+    def _keep_table(self, table: TableSlice) -> None:
+        if self._shard is None:
+            self._shard = Shard(table.rules, ())
+        self._shard.keep_table(table)
+        if self._folder is not None and self._identity is not None:
+            tables = (*self._identity.tables, table)
+            self._identity = msgspec.structs.replace(self._identity, tables=tables)
             self._folder.save_identity(self._identity)
 
     def _notes(self, bundles: list[Slice]) -> None:
@@ -273,8 +296,9 @@ class ParameterServer:
             self._do(machine.committed(positions))
         if committer.busy or not shard.changed:
             return
-        keys = sorted(shard.held if committer.wants_all else shard.changed)
+        whole = committer.wants_all
+        keys = sorted(shard.held if whole else shard.changed)
         at = machine.positions(keys)
-        records = {key: Record(at[key], shard.snapshot(key)) for key in keys}
+        records = {key: shard.record(key, at[key], whole=whole) for key in keys}
         committer.begin(records, tuple(self._dropped))
         self._dropped.clear()

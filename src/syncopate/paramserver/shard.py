@@ -1,13 +1,22 @@
-"""Shard: the slices of one server: weights, optimizer states, and gradients that wait."""
+"""Shard: the slices of one server: weights, optimizer states, and gradients that wait.
+
+What it keeps of tables lies in :class:`~syncopate.paramserver.rows.share.TableShare`, one for each.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+import msgspec
+import torch
 import zmq
 from torch import Tensor
 
 from syncopate.paramserver import optimizers
+from syncopate.paramserver.rows.frames import ascends, ids_of, rows_of
+from syncopate.paramserver.rows.hashing import servers_of
+from syncopate.paramserver.rows.share import TableShare
+from syncopate.paramserver.state import Record
 from syncopate.paramserver.tensors import (
     dtype_of,
     flat_bytes,
@@ -16,10 +25,14 @@ from syncopate.paramserver.tensors import (
     parted,
     tensor_of,
 )
-from syncopate.protocol.actions import Add, Initialise, Stage, Update
+from syncopate.protocol import messages as msg
+from syncopate.protocol.actions import Add, Answer, Ask, Initialise, Stage, Update
 from syncopate.protocol.bundle import Cut
-from syncopate.protocol.piece import Slice
+from syncopate.protocol.messages import Refusal
+from syncopate.protocol.piece import Slice, TableSlice
 from syncopate.protocol.rules import STEPS, Rules
+from syncopate.protocol.slice import Position
+from syncopate.protocol.table import columns_of
 
 WEIGHTS = "weights"
 _STATE = "state:"
@@ -37,28 +50,72 @@ class Shard:
         """Hold ``slices``, without values yet."""
         self.changed: set[int] = set()
         self._rules = rules
-        self._specs = {spec.key: spec for spec in slices}
+        self._specs: dict[int, Slice] = {}
+        self._tables: dict[int, TableShare] = {}
+        # Numbers of rows that workers wait for, by key and worker.
+        self._asked: dict[tuple[int, int], zmq.Frame] = {}
         # The sum of the gradients that were added before their update, by key, and how many.
         self._sums: dict[int, tuple[Tensor, int]] = {}
         self._staged: dict[tuple[int, int, int], Tensor] = {}
         self._weights: dict[int, Tensor] = {}
-        self._states: dict[int, optimizers.State] = {key: {} for key in self._specs}
-        self._backups: dict[int, dict[int, Tensor]] = {key: {} for key in self._specs}
+        self._states: dict[int, optimizers.State] = {}
+        self._backups: dict[int, dict[int, Tensor]] = {}
         # Weights that ZeroMQ sends lie where they are: code that changes them has to know.
         self._sending: dict[int, list[zmq.MessageTracker]] = {}
+        self.keep(rules, slices)
+
+    def keep(self, rules: Rules, slices: Iterable[Slice]) -> None:
+        """Hold ``slices`` of tensors as well, updated by ``rules``."""
+        self._rules = rules
+        specs = {spec.key: spec for spec in slices if spec.table is None}
+        self._specs |= specs
+        self._states |= {key: {} for key in specs}
+        self._backups |= {key: {} for key in specs}
+
+    def keep_table(self, spec: TableSlice) -> None:
+        """Hold a share of a table as well."""
+        self._specs[spec.slice.key] = spec.slice
+        self._tables[spec.slice.key] = TableShare(spec)
 
     @property
     def held(self) -> set[int]:
         """Keys of the slices that have values."""
-        return set(self._weights)
+        return set(self._weights) | {key for key, share in self._tables.items() if share.begun}
 
     @property
     def waiting(self) -> int:
         """How many gradients, and sums of gradients, are held until an update takes them."""
-        return len(self._staged) + len(self._sums)
+        tables = sum(share.waiting for share in self._tables.values())
+        return len(self._staged) + len(self._sums) + tables
+
+    def require_rows(
+        self, message: msg.PushRows | msg.PullRows, frame: zmq.Frame, rank: int, servers: int
+    ) -> None:
+        """Refuse numbers of rows that are not this server's.
+
+        Raises:
+            Refusal: some are not in the table, not ascending, or of another server.
+        """
+        spec = self._specs.get(message.key)
+        if spec is None or spec.table is None:
+            return
+        data = tensor_of(frame, torch.uint8)
+        if isinstance(message, msg.PullRows):
+            ids = ids_of(data[: data.numel() // 8 * 8])
+        else:
+            state = message.state if isinstance(message, msg.BeginRows) else ()
+            whole = spec.table.row_bytes(columns_of(state))
+            ids = rows_of(data[: data.numel() // whole * whole], spec.table, state).ids
+        wrong = len(ids) and (ids[0] < 0 or ids[-1] >= spec.table.rows or not ascends(ids))
+        if wrong or (servers > 1 and (servers_of(ids, servers) != rank).any()):
+            reason = f"rows of {spec.name} that are not in it, not ascending or not kept here"
+            raise Refusal(msg.MALFORMED, reason)
 
     def stage(self, action: Stage, frame: zmq.Frame) -> None:
         """Hold a payload until an update takes it."""
+        if action.key in self._tables:
+            self._tables[action.key].stage(action, tensor_of(frame, torch.uint8))
+            return
         dtype = dtype_of(self._specs[action.key].dtype)
         data = tensor_of(frame, dtype)
         if action.part is not None:
@@ -67,7 +124,9 @@ class Shard:
         self._staged[action.key, action.worker, action.sequence] = data
 
     def add(self, action: Add) -> None:
-        """Add a staged gradient to those of the next update."""
+        """Add a staged gradient to those of the next update; those of rows wait for it."""
+        if action.key in self._tables:
+            return
         gradient = self._staged.pop((action.key, action.worker, action.sequence))
         total, count = self._sums.pop(action.key, (None, 0))
         total = gradient if total is None else total.add_(gradient)
@@ -102,14 +161,21 @@ class Shard:
     def initialise(self, action: Initialise) -> None:
         """Take a staged payload as weights, and what follows them as the optimizer's state."""
         key = action.key
+        self.changed.add(key)
+        if key in self._tables:
+            self._tables[key].initialise(action)
+            return
         staged = flat_bytes(self._staged.pop((key, action.worker, 0)))
         state = parted(staged, self._specs[key].carried(action.state))
         self._weights[key], self._states[key] = state.pop(""), state
-        self.changed.add(key)
 
     def update(self, action: Update) -> None:
         """Add those gradients that were not, in the order given, and apply their mean."""
         key, count = action.key, len(action.gradients)
+        self.changed.add(key)
+        if key in self._tables:
+            self._tables[key].update(action)
+            return
         _, added = self._sums.get(key, (None, 0))
         for worker, sequence in action.gradients[added:]:
             self.add(Add(key, worker, sequence))
@@ -123,7 +189,6 @@ class Shard:
             rule = self._rules.compensation
             total = optimizers.compensate(rule, total, weights, backup, state)
         optimizers.step(self._rules.optimizer, action.lr, weights, total, state)
-        self.changed.add(key)
 
     def payload(
         self, key: int, backup_for: int | None, let_go: Callable[[], None] | None = None
@@ -155,8 +220,41 @@ class Shard:
         names = tuple(name for name in self._rules.state if name in state)
         return names, frame_of(joined([self._weights[key], *(state[name] for name in names)]))
 
+    def ask(self, action: Ask, frame: zmq.Frame) -> None:
+        """Hold the numbers of rows that a worker waits for."""
+        self._asked[action.key, action.worker] = frame
+
+    def answer(
+        self, action: Answer, let_go: Callable[[], None] | None = None
+    ) -> tuple[msg.Weights, zmq.Frame]:
+        """Return what answers a pull: the message, and a tracked frame with what goes along."""
+        asked = action.message
+        assert isinstance(asked, msg.Weights)
+        if isinstance(asked, msg.State):
+            state, frame = self.state_payload(asked.key)
+            return msgspec.structs.replace(asked, state=state), frame
+        if isinstance(asked, msg.Rows):
+            ids = ids_of(tensor_of(self._asked.pop((asked.key, action.worker)), torch.uint8))
+            return asked, frame_of(flat_bytes(self._tables[asked.key].rows(ids)), let_go)
+        if isinstance(asked, msg.TableState):
+            held, steps, state, data = self._tables[asked.key].kept(*action.range)
+            told = msgspec.structs.replace(asked, held=held, steps=steps, state=state)
+            return told, frame_of(data)
+        return asked, self.payload(asked.key, action.backup_for, let_go)
+
+    def record(self, key: int, position: Position, *, whole: bool) -> Record:
+        """Return what is to be written of a slice that is at ``position``.
+
+        Of a table, unless ``whole``, rows that changed since the last call.
+        """
+        if key not in self._tables:
+            return Record(position, self.snapshot(key))
+        self.changed.discard(key)
+        share = self._tables[key]
+        return Record(position, share.snapshot(whole=whole), not whole, share.nbytes)
+
     def snapshot(self, key: int) -> dict[str, Tensor]:
-        """Return everything that is kept of a slice, by name; not copied."""
+        """Return everything that is kept of a slice of a tensor, by name; not copied."""
         self.changed.discard(key)
         found = {WEIGHTS: self._weights[key]}
         found |= {f"{_STATE}{name}": tensor for name, tensor in self._states[key].items()}
@@ -164,7 +262,10 @@ class Shard:
         return found
 
     def restore(self, key: int, tensors: dict[str, Tensor]) -> None:
-        """Take back what :meth:`snapshot` returned."""
+        """Take back what :meth:`snapshot` returned; of a table, what records have, in order."""
+        if key in self._tables:
+            self._tables[key].restore(tensors)
+            return
         self._weights[key] = tensors[WEIGHTS]
         for name, tensor in tensors.items():
             if name.startswith(_STATE):

@@ -8,6 +8,9 @@ when those that stay hold more than three times what counts, the next commit wri
 
 A slice's record says which pushes are in its weights. So each slice is consistent by itself,
 whichever commit was the last.
+
+Of a table a record has the rows that changed since the one before, and adds to it: all of them
+count, up to one that has all rows anew.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import re
 import struct
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,7 +34,7 @@ from syncopate.errors import ArtifactError
 from syncopate.output import write_output
 from syncopate.paramserver.durable import save_durably, sync_folder
 from syncopate.paramserver.tensors import dtype_of, flat_bytes, name_of
-from syncopate.protocol.piece import Slice
+from syncopate.protocol.piece import Slice, TableSlice
 from syncopate.protocol.rules import Rules
 from syncopate.protocol.slice import Position
 
@@ -58,6 +61,7 @@ class Identity(Artifact, frozen=True, kw_only=True):
     digest: str = ""
     rules: Rules | None = None
     slices: tuple[Slice, ...] = ()
+    tables: tuple[TableSlice, ...] = ()
 
 
 class _Field(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -67,16 +71,35 @@ class _Field(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 class Record(msgspec.Struct, frozen=True):
-    """A slice as it was at a commit."""
+    """A slice as it was at a commit.
+
+    Attributes:
+        position: what is in it.
+        tensors: by name.
+        adds: whether it adds to the records before it, which go on to count.
+        whole_nbytes: what it would take by itself, where it adds.
+        before: those records, the oldest first, where it was read.
+    """
 
     position: Position
     tensors: dict[str, Tensor]
+    adds: bool = False
+    whole_nbytes: int = 0
+    before: tuple[Record, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """What counts of it on disk, and of those before it."""
+        own = sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
+        return max(own, self.whole_nbytes)
 
 
 class _Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     key: int
     position: Position
     fields: tuple[_Field, ...]
+    adds: bool = False
+    whole_nbytes: int = 0
 
 
 class _Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -96,7 +119,8 @@ class StateFolder:
         """Use ``path``, which is made when something is written."""
         self.path = path
         self._sizes: dict[int, int] = {}
-        self._newest: dict[int, tuple[int, int]] = {}
+        # By key: the segments whose records count, and the bytes of what counts.
+        self._newest: dict[int, tuple[tuple[int, ...], int]] = {}
         self._next = 1
 
     @property
@@ -137,21 +161,32 @@ class StateFolder:
             self._next = max(self._next, number + 1)
             self._sizes[number] = path.stat().st_size
             for key, record in _decoded(path, run).items():
+                numbers: tuple[int, ...] = ()
+                if record.adds and key in found:
+                    before = (*found[key].before, msgspec.structs.replace(found[key], before=()))
+                    record = msgspec.structs.replace(record, before=before)  # noqa: PLW2901
+                    numbers = self._newest[key][0]
                 found[key] = record
-                self._newest[key] = (number, _nbytes(record))
+                self._newest[key] = ((*numbers, number), record.nbytes)
         self._prune()
         return found
 
     def write(
-        self, run: str, keys: Mapping[int, int], data: bytes, dropped: Iterable[int] = ()
+        self,
+        run: str,
+        keys: Mapping[int, int],
+        data: bytes,
+        dropped: Iterable[int] = (),
+        adding: Container[int] = (),
     ) -> None:
         """Write a segment.
 
         Args:
             run: the run.
-            keys: bytes of each slice in it.
+            keys: bytes of each slice in it, or that count of it.
             data: from :func:`encoded`.
             dropped: keys whose records count no more once it is there.
+            adding: keys whose records add to those before.
 
         Raises:
             ArtifactError: it cannot be written.
@@ -164,11 +199,13 @@ class StateFolder:
         self._sizes[number] = len(data)
         for key in dropped:
             self._newest.pop(key, None)
-        self._newest |= {key: (number, nbytes) for key, nbytes in keys.items()}
+        for key, nbytes in keys.items():
+            before = self._newest[key][0] if key in adding and key in self._newest else ()
+            self._newest[key] = ((*before, number), nbytes)
         self._prune()
 
     def _prune(self) -> None:
-        counts = {number for number, _ in self._newest.values()}
+        counts = {number for numbers, _ in self._newest.values() for number in numbers}
         for number in [number for number in self._sizes if number not in counts]:
             del self._sizes[number]
             (self.path / f"segment-{number:012d}").unlink(missing_ok=True)
@@ -181,6 +218,7 @@ class _Work(NamedTuple):
     sizes: dict[int, int]
     data: bytes
     dropped: tuple[int, ...]
+    adding: frozenset[int]
 
 
 class Committer:
@@ -216,10 +254,11 @@ class Committer:
         Only while not busy.
         """
         assert not self.busy
-        sizes = {key: _nbytes(record) for key, record in records.items()}
+        sizes = {key: record.nbytes for key, record in records.items()}
+        adding = frozenset(key for key, record in records.items() if record.adds)
         positions = {key: record.position for key, record in records.items()}
         with self._changed:
-            self._work = _Work(positions, sizes, encoded(self._run, records), dropped)
+            self._work = _Work(positions, sizes, encoded(self._run, records), dropped, adding)
             self._changed.notify()
 
     def finished(self) -> dict[int, Position]:
@@ -260,7 +299,7 @@ class Committer:
         waited = False
         while True:
             try:
-                self._folder.write(self._run, work.sizes, work.data, work.dropped)
+                self._folder.write(self._run, work.sizes, work.data, work.dropped, work.adding)
             except ArtifactError as error:
                 with self._changed:
                     if not _is_full(error) or self._over:
@@ -288,6 +327,8 @@ def encoded(run: str, records: Mapping[int, Record]) -> bytes:
             key,
             record.position,
             tuple(_Field(n, name_of(t.dtype), t.numel()) for n, t in record.tensors.items()),
+            record.adds,
+            record.whole_nbytes,
         )
         for key, record in records.items()
     )
@@ -337,9 +378,5 @@ def _records(path: Path, data: bytearray, offset: int, head: _Head) -> dict[int,
                 part = torch.frombuffer(data, dtype=torch.uint8, count=nbytes, offset=offset)
             tensors[field.name] = part.clone().view(dtype)  # aligned, and writable
             offset += nbytes
-        found[entry.key] = Record(entry.position, tensors)
+        found[entry.key] = Record(entry.position, tensors, entry.adds, entry.whole_nbytes)
     return found
-
-
-def _nbytes(record: Record) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in record.tensors.values())

@@ -9,6 +9,7 @@ file             what it decides
 ``messages``     what travels, and which bytes are refused
 ``piece``        a slice: what is pushed, updated and pulled as one
 ``bundle``       small slices that travel as one, as long as they can
+``table``        tables of rows: what they begin with, and which server keeps a share
 ``layout``       how tensors are cut into slices, and which server keeps each
 ``rules``        how servers update: mode, bound on staleness, optimizer, what a lost worker means
 ``limits``       times, sizes and windows
@@ -18,6 +19,7 @@ file             what it decides
 ``scheduler``    the scheduler's side: ranks, addresses, lost nodes, when the job is over
 ``slice``        one slice at its server: which pushes count, when to update, which pulls to answer
 ``server``       one server: sessions, slices, refusals
+``flow``         one slice at a worker: its pushes and pulls under way
 ``worker``       one worker: sequence numbers, windows, what to send again
 ===============  ===================================================================================
 """

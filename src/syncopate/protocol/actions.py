@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from syncopate.protocol.bundle import Cut
-from syncopate.protocol.messages import Left, Lost, Message, Moved, Roster
-from syncopate.protocol.piece import Slice
+from syncopate.protocol.messages import Left, Lost, Message, Moved, Roster, TableState
+from syncopate.protocol.piece import Slice, TableSlice
 from syncopate.protocol.rules import Rules
 
 Peer = int | bytes | str
@@ -32,14 +32,22 @@ class SendPush(Send, frozen=True):
     """The same, with the gradient that was given to the push as its payload."""
 
 
+class SendPull(Send, frozen=True):
+    """The same, with the numbers of the rows that the pull wants as its payload."""
+
+
 class Answer(Send, frozen=True):
     """The same, with the slice's present weights; keep a copy for the worker ``backup_for``.
 
     A :class:`~syncopate.protocol.messages.State` takes what the optimizer remembers along, and is
-    to name it.
+    to name it. :class:`~syncopate.protocol.messages.Rows` are those that ``worker`` asked for
+    last; a :class:`~syncopate.protocol.messages.TableState` has those from the first of ``range``
+    on, as many as its second.
     """
 
     backup_for: int | None = None
+    worker: int = -1
+    range: tuple[int, int] = (0, 0)
 
 
 class Forget(Action, frozen=True):
@@ -77,6 +85,12 @@ class Keep(Action, frozen=True):
     slices: tuple[Slice, ...]
 
 
+class KeepTable(Action, frozen=True):
+    """Keep this share of a table from now on."""
+
+    table: TableSlice
+
+
 class Split(Action, frozen=True):
     """Let the parts of a bundle go on by themselves, from where it is; see ``bundle``."""
 
@@ -92,12 +106,23 @@ class Stage(Action, frozen=True):
         sequence: of the push.
         part: where its bytes begin and end in a payload for a bundle that was cut; None: it has
             the whole payload.
+        number: of a push of rows, which part of it this is.
+        reached: of a push of rows, whether the worker's backward reached the table.
     """
 
     key: int
     worker: int
     sequence: int
     part: tuple[int, int] | None = None
+    number: int = 0
+    reached: bool = True
+
+
+class Ask(Action, frozen=True):
+    """Hold the rows' numbers that came with the pull of ``worker`` until they are answered."""
+
+    key: int
+    worker: int
 
 
 class Add(Action, frozen=True):
@@ -115,11 +140,13 @@ class Initialise(Action, frozen=True):
         key: of the slice.
         worker: whose.
         state: what of the optimizer's follows the weights in it, by name.
+        steps: of a table, how many updates the optimizer has counted.
     """
 
     key: int
     worker: int
     state: tuple[str, ...] = ()
+    steps: int = 0
 
 
 class Update(Action, frozen=True):
@@ -157,6 +184,7 @@ class Fill(Action, frozen=True):
         version: of the weights.
         state: what of the optimizer's follows the weights in it, by name.
         part: as :class:`Stage` has it.
+        table: of rows that a server has, the message, which says how many.
     """
 
     key: int
@@ -164,3 +192,4 @@ class Fill(Action, frozen=True):
     version: int
     state: tuple[str, ...] = ()
     part: tuple[int, int] | None = None
+    table: TableState | None = None

@@ -12,10 +12,13 @@ scheduler  any                    :class:`Roster`, :class:`Heartbeat`, :class:`L
                                   :class:`Moved`, :class:`Finish`, :class:`Abort`
 worker     server                 :class:`Hello`, :class:`Declare`, :class:`Push` and :class:`Begin`
                                   with a payload, :class:`Query`, :class:`Pull`,
-                                  :class:`PullState`
+                                  :class:`PullState`; of tables :class:`DeclareTable`,
+                                  :class:`PullTable`, and :class:`PushRows`, :class:`BeginRows` and
+                                  :class:`PullRows` with a payload
 server     worker                 :class:`Welcome`, :class:`HelloWanted`, :class:`Ack`,
                                   :class:`Weights` and :class:`State` with a payload,
-                                  :class:`Abort`
+                                  :class:`Abort`; of tables :class:`Rows` and
+                                  :class:`TableState` with a payload
 any        any                    :class:`Refused`
 =========  =====================  =================================================================
 """
@@ -28,10 +31,10 @@ import msgspec
 from msgspec import Meta
 
 from syncopate.protocol.limits import HEADER_BYTES
-from syncopate.protocol.piece import Slice
+from syncopate.protocol.piece import Slice, TableSlice
 from syncopate.protocol.rules import Rules
 
-PROTOCOL = 4
+PROTOCOL = 5
 """The version of what follows; processes of another version are refused."""
 
 SERVER: Literal["server"] = "server"
@@ -52,6 +55,8 @@ Number = Annotated[int, Meta(ge=0, lt=2**62)]
 Token = Annotated[str, Meta(max_length=64)]
 Address = Annotated[str, Meta(max_length=256)]
 Text = Annotated[str, Meta(max_length=4096)]
+Part = Annotated[int, Meta(ge=0, lt=2**16)]
+Parts = Annotated[int, Meta(ge=1, lt=2**16)]
 States = Annotated[tuple[Annotated[str, Meta(max_length=32)], ...], Meta(max_length=8)]
 
 
@@ -194,8 +199,8 @@ class Declare(Message, frozen=True):
     digest: Token
     rules: Rules
     slices: tuple[Slice, ...]
-    part: Annotated[int, Meta(ge=0, lt=2**16)] = 0
-    parts: Annotated[int, Meta(ge=1, lt=2**16)] = 1
+    part: Part = 0
+    parts: Parts = 1
 
 
 class Push(Message, frozen=True):
@@ -220,6 +225,38 @@ class Begin(Push, frozen=True):
     """
 
     state: States = ()
+
+
+class DeclareTable(Message, frozen=True):
+    """What the receiving server shall keep of a table, and how; the same from every worker."""
+
+    table: TableSlice
+
+
+class PushRows(Push, frozen=True):
+    """Gradients of rows: the payload has their numbers, ascending, and behind them the gradients.
+
+    Attributes:
+        part: a push of many rows travels in parts; which one it is.
+        parts: how many there are; the push has come when all of them have.
+        reached: whether the worker's backward reached the table; else there is no row.
+    """
+
+    part: Part = 0
+    parts: Parts = 1
+    reached: bool = True
+
+
+class BeginRows(PushRows, frozen=True):
+    """Rank 0's first rows: numbers, values, and behind them what the optimizer remembers.
+
+    Attributes:
+        state: names of ``Rules.state``, in the payload's order.
+        steps: how many updates the optimizer has counted.
+    """
+
+    state: States = ()
+    steps: Number = 0
 
 
 class Ack(Message, frozen=True):
@@ -273,6 +310,28 @@ class PullState(Pull, frozen=True):
     """The same, with what the optimizer remembers."""
 
 
+class PullRows(Pull, frozen=True):
+    """A worker wants some rows of a table, whose numbers are the payload.
+
+    Attributes:
+        count: how many.
+    """
+
+    count: Number = 0
+
+
+class PullTable(Pull, frozen=True):
+    """A worker wants rows that a server has values of, and what the optimizer remembers of them.
+
+    Attributes:
+        begin: the first of them, in the order in which the server came to have them.
+        count: how many at most.
+    """
+
+    begin: Number = 0
+    count: Number = 0
+
+
 class Weights(Message, frozen=True):
     """The answer to a pull, with the weights' bytes as payload."""
 
@@ -291,10 +350,29 @@ class State(Weights, frozen=True):
     state: States = ()
 
 
+class Rows(Weights, frozen=True):
+    """The answer to a pull of rows: their weights, in the order that was asked for."""
+
+
+class TableState(Weights, frozen=True):
+    """The answer to :class:`PullTable`: rows' numbers, their weights and what is remembered.
+
+    Attributes:
+        held: how many rows the server has values of.
+        steps: how many updates the optimizer has counted.
+        state: names of ``Rules.state``, in the payload's order.
+    """
+
+    held: Number = 0
+    steps: Number = 0
+    state: States = ()
+
+
 ToScheduler = Register | Heartbeat | Leave | Failed
 FromScheduler = Roster | Heartbeat | Lost | Left | Moved | Finish | Abort | Refused
-ToServer = Hello | Declare | Push | Begin | Query | Pull | PullState
-FromServer = Welcome | HelloWanted | Ack | Weights | State | Abort | Refused
+_OfTables = DeclareTable | PushRows | BeginRows | PullRows | PullTable
+ToServer = Hello | Declare | Push | Begin | Query | Pull | PullState | _OfTables
+FromServer = Welcome | HelloWanted | Ack | Weights | State | Rows | TableState | Abort | Refused
 
 # Why messages are refused; the counts of refusals have these names.
 MALFORMED = "malformed"

@@ -8,7 +8,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from syncopate.protocol.rules import STEPS
+from syncopate.protocol.rules import STEPS, Rules
+from syncopate.protocol.table import Table
 from syncopate.units import dtype_bytes
 
 _Number = Annotated[int, Meta(ge=0, lt=2**62)]
@@ -23,6 +24,8 @@ class Slice(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
         dtype: of its elements.
         begin: its first element in the flat tensor.
         numel: its elements.
+        table: what it is a server's share of; ``numel`` is then that of all rows, of which the
+            server has some. None: a part of a tensor.
     """
 
     key: Annotated[int, Meta(ge=0, lt=2**31)]
@@ -30,6 +33,7 @@ class Slice(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     dtype: Annotated[str, Meta(max_length=32)]
     begin: _Number
     numel: _Number
+    table: Table | None = None
 
     @property
     def nbytes(self) -> int:
@@ -51,3 +55,10 @@ class Slice(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     def carried_bytes(self, state: Iterable[str]) -> int:
         """Return how many bytes that is."""
         return sum(numel * dtype_bytes(dtype) for dtype, numel in self.carried(state).values())
+
+
+class TableSlice(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What one server keeps of a table, and how it updates it."""
+
+    slice: Slice
+    rules: Rules

@@ -55,6 +55,16 @@ class Adam(Rule, frozen=True, tag="adam"):
     decoupled: bool = False
 
 
+class Adagrad(Rule, frozen=True, tag="adagrad"):
+    """Adagrad, as torch.optim.Adagrad."""
+
+    lr: float = 1e-2
+    lr_decay: float = 0.0
+    weight_decay: float = 0.0
+    initial_accumulator_value: float = 0.0
+    eps: float = 1e-10
+
+
 class Compensation(Rule, frozen=True):
     """Adaptive delay compensation, DC-ASGD-a (Zheng et al., 2017, Section 4).
 
@@ -81,7 +91,7 @@ class Rules(Rule, frozen=True):
     """
 
     mode: str = SSGD
-    optimizer: SGD | Adam = SGD(lr=0.1)
+    optimizer: SGD | Adam | Adagrad = SGD(lr=0.1)
     staleness: int | None = None
     on_worker_loss: str = ABORT
     compensation: Compensation = Compensation()
@@ -101,6 +111,8 @@ class Rules(Rule, frozen=True):
         names: tuple[str, ...] = (STEPS, "mean", "square")
         if isinstance(self.optimizer, SGD):
             names = ("momentum",) if self.optimizer.momentum else ()
+        elif isinstance(self.optimizer, Adagrad):
+            names = (STEPS, "sum")
         return (*names, MEAN_SQUARE) if self.mode == DC_ASGD else names
 
     def require_valid(self) -> Rules:
@@ -124,12 +136,16 @@ class Rules(Rule, frozen=True):
         return self
 
 
-def _require_optimizer(optimizer: SGD | Adam) -> None:
+def _require_optimizer(optimizer: SGD | Adam | Adagrad) -> None:
     _require("lr", optimizer.lr, 0.0)
     _require("weight_decay", optimizer.weight_decay, 0.0)
     if isinstance(optimizer, Adam):
         for beta in optimizer.betas:
             _require("betas", beta, 0.0, 1.0)
+        return
+    if isinstance(optimizer, Adagrad):
+        _require("lr_decay", optimizer.lr_decay, 0.0)
+        _require("initial_accumulator_value", optimizer.initial_accumulator_value, 0.0)
         return
     _require("momentum", optimizer.momentum, 0.0)
     if optimizer.form not in FORMS:

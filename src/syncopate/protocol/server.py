@@ -7,15 +7,18 @@ from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
+from syncopate.errors import SyncopateError
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Action, Peer
 from syncopate.protocol.bundle import BUNDLE, Cut, Partition, Place, bundles_of
 from syncopate.protocol.limits import Limits
 from syncopate.protocol.messages import SOON, Refusal
-from syncopate.protocol.piece import Slice
+from syncopate.protocol.piece import Slice, TableSlice
 from syncopate.protocol.rules import ABORT, Rules
 from syncopate.protocol.slice import FIRST, Position, SliceMachine, Workers
+from syncopate.protocol.table import ID_BYTES, TABLES, columns_of, require_rows, server_of
+from syncopate.units import dtype_bytes
 
 
 class Seat(msgspec.Struct, frozen=True):
@@ -36,9 +39,10 @@ class Kept(msgspec.Struct, frozen=True):
     """A server's state from disk: its declaration, and the position of every slice."""
 
     digest: str
-    rules: Rules
+    rules: Rules | None
     slices: tuple[Slice, ...]
     positions: dict[int, Position]
+    tables: tuple[TableSlice, ...] = ()
 
 
 class ServerMachine:
@@ -48,6 +52,7 @@ class ServerMachine:
         refused: how many messages were refused, by reason.
         rules: what the workers declared; None before.
         digest: of the layout that they declared; empty before.
+        tables: what is kept of tables, by key.
     """
 
     def __init__(self, seat: Seat, limits: Limits, kept: Kept | None = None) -> None:
@@ -55,6 +60,7 @@ class ServerMachine:
         self.refused: Counter[str] = Counter()
         self.rules: Rules | None = None
         self.digest = ""
+        self.tables: dict[int, TableSlice] = {}
         self._seat = seat
         self._limits = limits
         self._workers = Workers(here=set(range(len(seat.roster.workers))))
@@ -66,7 +72,10 @@ class ServerMachine:
         self._partition = Partition(())
         self._splits: list[Action] = []
         if kept is not None:
-            self._keep(kept.digest, kept.rules, kept.slices, kept.positions)
+            if kept.rules is not None:
+                self._keep(kept.digest, kept.rules, kept.slices, kept.positions)
+            for table in kept.tables:
+                self._keep_table(table, kept.positions)
             known = kept.positions.items()
             self._durable = {key: at for key, at in known if key in self._slices}
 
@@ -84,6 +93,11 @@ class ServerMachine:
     def rank(self) -> int:
         """This server's rank."""
         return self._seat.roster.rank
+
+    @property
+    def servers(self) -> int:
+        """How many servers there are."""
+        return len(self._seat.roster.servers)
 
     def receive(self, peer: Peer, message: msg.Message, payload_bytes: int | None) -> list[Action]:
         """Take in what ``peer`` said.
@@ -116,10 +130,12 @@ class ServerMachine:
     def lost(self, worker: int, silent_s: float) -> list[Action]:
         """Go on without a lost worker, or end: as the rules say."""
         self._workers.lost.add(worker)
-        started = self.rules is not None and all(
+        declared = [self.rules] if self.rules is not None else []
+        declared += [table.rules for table in self.tables.values()]
+        started = bool(declared) and all(
             slice_.position.version >= 0 for slice_ in self._slices.values()
         )
-        go_on = self.rules is not None and self.rules.on_worker_loss != ABORT
+        go_on = bool(declared) and all(each.on_worker_loss != ABORT for each in declared)
         if not go_on or (worker == FIRST and not started):
             return [act.Fail(lost_reason(worker, silent_s), (worker,))]
         return self.left(worker)
@@ -131,7 +147,18 @@ class ServerMachine:
         self._sessions.pop(self._peers.pop(worker, ""), None)
         for slice_ in self._slices.values():
             slice_.drop(worker)
-        return self._advance(self._slices.values())
+        return self._never_begun() or self._advance(self._slices.values())
+
+    def _never_begun(self) -> list[Action]:
+        """End the job if some slice has no first value, and the worker that gives it has left."""
+        empty = [each.spec.name for each in self._slices.values() if each.position.version < 0]
+        if not empty or FIRST not in self._workers.left:
+            return []
+        reason = (
+            f"worker {FIRST} left and never gave {empty[0]!r} its first value; all workers declare "
+            "the same tensors and tables"
+        )
+        return [act.Fail(reason, (FIRST,))]
 
     def positions(self, keys: Iterable[int]) -> dict[int, Position]:
         """Return what is in the weights of the slices ``keys``."""
@@ -159,8 +186,9 @@ class ServerMachine:
         return found
 
     def _receive(self, peer: Peer, message: msg.Message, payload_bytes: int | None) -> list[Action]:
-        if isinstance(message, msg.Push) != (payload_bytes is not None):
-            raise Refusal(msg.MALFORMED, "a push has a payload, and nothing else has")
+        if isinstance(message, msg.Push | msg.PullRows) != (payload_bytes is not None):
+            reason = "a push has a payload, and a pull of rows; nothing else has"
+            raise Refusal(msg.MALFORMED, reason)
         if isinstance(message, msg.Hello):
             return self._hello(peer, message)
         worker = self._sessions.get(peer)
@@ -169,9 +197,12 @@ class ServerMachine:
             return [act.Send(peer, msg.HelloWanted())]
         if isinstance(message, msg.Declare):
             return self._declare(worker, message)
+        if isinstance(message, msg.DeclareTable):
+            return self._declare_table(worker, message.table)
         if not isinstance(message, msg.Push | msg.Pull | msg.Query):
             raise Refusal(msg.MALFORMED, "a server takes no such message")
-        if self.rules is None:
+        of_table = TABLES <= message.key < BUNDLE
+        if message.key not in self.tables if of_table else self.rules is None:
             return [act.Send(peer, msg.HelloWanted())]
         return self._serve(peer, worker, message, payload_bytes or 0)
 
@@ -189,9 +220,8 @@ class ServerMachine:
             raise Refusal(msg.UNKNOWN, f"no slice {message.key} here")
         if isinstance(message, msg.Push):
             return self._push(worker, slice_, message, nbytes)
-        if isinstance(message, msg.PullState):
-            self._require_room(slice_.spec)
         if isinstance(message, msg.Pull):
+            self._require_pull(slice_.spec, message, nbytes)
             return slice_.pull(peer, worker, message)
         return [self._ack(worker, slice_, message.number)]
 
@@ -226,12 +256,25 @@ class ServerMachine:
             self._durable |= {part.key: position for part in cut.parts}
         self._splits.append(act.Split(cut))
 
-    def _require_room(self, spec: Slice) -> None:
-        """Refuse to answer with more than a frame may hold."""
-        assert self.rules is not None
-        nbytes, most = spec.carried_bytes(self.rules.state), self._limits.payload_bytes
-        if nbytes > most:
-            reason = f"{spec.name} with the optimizer's state in {nbytes} bytes; at most {most}"
+    def _require_pull(self, spec: Slice, pull: msg.Pull, asked_bytes: int) -> None:
+        """Refuse a pull of another kind, and to answer with more than a frame may hold."""
+        table, nbytes, what = spec.table, 0, "the optimizer's state"
+        if (table is not None) != isinstance(pull, msg.PullRows | msg.PullTable):
+            raise Refusal(msg.MALFORMED, f"no pull of {spec.name}: that of a table says which rows")
+        if isinstance(pull, msg.PullState):
+            assert self.rules is not None
+            nbytes = spec.carried_bytes(self.rules.state)
+        elif table is not None and isinstance(pull, msg.PullRows | msg.PullTable):
+            what = f"{pull.count} rows"
+            nbytes = pull.count * table.width * dtype_bytes(table.dtype)
+            if isinstance(pull, msg.PullTable):
+                columns = columns_of(self.tables[spec.key].rules.state)
+                nbytes = pull.count * table.row_bytes(columns)
+            elif asked_bytes != pull.count * ID_BYTES:
+                reason = f"{asked_bytes} bytes for the numbers of {pull.count} rows of {spec.name}"
+                raise Refusal(msg.WRONG_SIZE, reason)
+        if nbytes > (most := self._limits.payload_bytes):
+            reason = f"{spec.name} with {what} in {nbytes} bytes; at most {most}"
             raise Refusal(msg.WRONG_SIZE, f"{reason} (payload_bytes, --max-payload)")
 
     def _hello(self, peer: Peer, hello: msg.Hello) -> list[Action]:
@@ -267,6 +310,41 @@ class ServerMachine:
         self._keep(declare.digest, declare.rules, slices, {})
         return [act.Keep(declare.rules, slices)]
 
+    def _declare_table(self, worker: int, table: TableSlice) -> list[Action]:
+        spec, known = table.slice, self.tables.get(table.slice.key)
+        if (
+            spec.table is None
+            or not TABLES <= spec.key < BUNDLE
+            or server_of(spec.key) != self.rank
+        ):
+            return [act.Fail(f"worker {worker} declared {spec.name} as no table here", (worker,))]
+        try:
+            spec.table.require_valid()
+            require_rows(table.rules.require_valid())
+        except SyncopateError as error:
+            return [act.Fail(f"worker {worker} declared a table: {error}", (worker,))]
+        nbytes = spec.table.row_bytes(columns_of(table.rules.state))
+        if nbytes > (most := self._limits.payload_bytes):
+            reason = f"rows of {nbytes} bytes, state and all; at most {most} (payload_bytes)"
+            return [act.Fail(f"worker {worker} declared {reason}", (worker,))]
+        if known is None:
+            self._keep_table(table, {})
+            return self._never_begun() or [act.KeepTable(table)]
+        if known == table:
+            return []
+        reason = (
+            f"worker {worker} declared the table {spec.name!r} as {spec.table}, updated by "
+            f"{table.rules}, and another worker {known.slice.name!r} as {known.slice.table}, "
+            f"updated by {known.rules}; all workers declare the same tables in the same order"
+        )
+        return [act.Fail(reason, (worker,))]
+
+    def _keep_table(self, table: TableSlice, positions: Mapping[int, Position]) -> None:
+        spec = table.slice
+        self.tables[spec.key] = table
+        position = positions.get(spec.key, Position())
+        self._slices[spec.key] = SliceMachine(spec, table.rules, self._workers, position)
+
     def _complete(self, worker: int, declare: msg.Declare) -> tuple[Slice, ...] | None:
         """Return all that a worker declares; None while parts of it are missing."""
         same = (declare.digest, declare.parts)
@@ -290,7 +368,7 @@ class ServerMachine:
         self.digest, self.rules = digest, rules
         self._partition = Partition(bundles_of(slices), positions)
         alone = [spec for spec in slices if spec.key not in self._partition]
-        self._slices = {
+        self._slices |= {
             spec.key: SliceMachine(spec, rules, self._workers, positions.get(spec.key, Position()))
             for spec in [*alone, *self._partition.parts.values()]
         }

@@ -12,6 +12,7 @@ from syncopate.protocol.actions import Action, Peer
 from syncopate.protocol.messages import Refusal
 from syncopate.protocol.piece import Slice
 from syncopate.protocol.rules import ABORT, DC_ASGD, Rules
+from syncopate.protocol.table import columns_of
 
 FIRST = 0
 """The worker whose values the servers begin with."""
@@ -72,6 +73,8 @@ class SliceMachine:
         self._rates: dict[tuple[int, int], float | None] = {}
         self._waiting: dict[int, _Waiting] = {}
         self._added: list[int] = []
+        # Of pushes of rows of which some parts have come: which, by worker.
+        self._parts: dict[int, set[int]] = {}
 
     @property
     def position(self) -> Position:
@@ -108,11 +111,10 @@ class SliceMachine:
             Refusal: it came before, it came too early, or its payload has another size.
         """
         name = self.spec.name
-        state = push.state if isinstance(push, msg.Begin) else ()
+        state = push.state if isinstance(push, msg.Begin | msg.BeginRows) else ()
         if state and (push.sequence or not set(state) <= set(self._rules.state)):
             raise Refusal(msg.MALFORMED, f"state {state} with push {push.sequence} of {name}")
-        if nbytes != (wanted := self.spec.carried_bytes(state)):
-            raise Refusal(msg.WRONG_SIZE, f"{nbytes} bytes for {name}; a push of it has {wanted}")
+        self._require_size(push, state, nbytes)
         last = self.received(worker)
         if push.sequence <= last:
             raise Refusal(msg.REPLAYED, f"push {push.sequence} of {name} came before")
@@ -120,6 +122,8 @@ class SliceMachine:
             raise Refusal(msg.EARLY, f"push {push.sequence} of {name}; {last + 1} comes first")
         if push.sequence > max(self.applied(worker), 0) + self._rules.window:
             raise Refusal(msg.EARLY, f"push {push.sequence} of {name} is beyond the window")
+        if isinstance(push, msg.PushRows):
+            return self._push_rows(worker, push)
         self._received[worker] = push.sequence
         staged = act.Stage(self.spec.key, worker, push.sequence)
         if push.sequence == 0:
@@ -129,10 +133,47 @@ class SliceMachine:
         self._rates[worker, push.sequence] = push.lr
         return [staged, *self.advance()]
 
+    def _require_size(self, push: msg.Push, state: tuple[str, ...], nbytes: int) -> None:
+        name, table = self.spec.name, self.spec.table
+        if table is None or not isinstance(push, msg.PushRows):
+            if (table is None) == isinstance(push, msg.PushRows):
+                raise Refusal(msg.MALFORMED, f"no push of {name}: a table's has rows, no other has")
+            if nbytes != (wanted := self.spec.carried_bytes(state)):
+                reason = f"{nbytes} bytes for {name}; a push of it has {wanted}"
+                raise Refusal(msg.WRONG_SIZE, reason)
+            return
+        if (push.sequence == 0) != isinstance(push, msg.BeginRows) or push.part >= push.parts:
+            reason = f"push {push.sequence} of {name} in part {push.part} of {push.parts}"
+            raise Refusal(msg.MALFORMED, reason)
+        if nbytes % (wanted := table.row_bytes(columns_of(state))):
+            reason = f"{nbytes} bytes for rows of {name}; each row of a push has {wanted}"
+            raise Refusal(msg.WRONG_SIZE, reason)
+
+    def _push_rows(self, worker: int, push: msg.PushRows) -> list[Action]:
+        """Take in a part of a push of rows, which counts when all parts of it have come."""
+        here = self._parts.setdefault(worker, set())
+        here.add(push.part)
+        key, number = self.spec.key, push.sequence
+        found: list[Action] = [
+            act.Stage(key, worker, number, number=push.part, reached=push.reached)
+        ]
+        if isinstance(push, msg.BeginRows):
+            found.append(act.Initialise(key, worker, push.state, push.steps))
+        if len(here) < push.parts:
+            return found
+        del self._parts[worker]
+        self._received[worker] = number
+        if isinstance(push, msg.BeginRows):
+            self._version = self._applied[worker] = 0
+        else:
+            self._rates[worker, number] = push.lr
+        return found + self.advance()
+
     def pull(self, peer: Peer, worker: int, pull: msg.Pull) -> list[Action]:
         """Answer a pull of ``worker``, now or as soon as its pushes are in the weights."""
         self._waiting[worker] = _Waiting(peer, pull)
-        return self._answers()
+        asked = [act.Ask(self.spec.key, worker)] if isinstance(pull, msg.PullRows) else []
+        return [*asked, *self._answers()]
 
     def waiting(self, worker: int) -> int:
         """Return the request of the pull of ``worker`` that waits; 0: none does."""
@@ -227,10 +268,15 @@ class SliceMachine:
         waiting = self._waiting.pop(worker)
         pull = waiting.pull
         kind, backup = msg.Weights, worker if self._rules.mode == DC_ASGD else None
+        asker, rows = -1, (0, 0)
         if isinstance(pull, msg.PullState):
             kind, backup = msg.State, None
+        elif isinstance(pull, msg.PullRows):
+            kind, asker = msg.Rows, worker
+        elif isinstance(pull, msg.PullTable):
+            kind, rows = msg.TableState, (pull.begin, pull.count)
         weights = kind(self.spec.key, self._version, pull.request)
-        return act.Answer(waiting.peer, weights, pull.priority, backup)
+        return act.Answer(waiting.peer, weights, pull.priority, backup, asker, rows)
 
     def _why_left(self, worker: int, other: int) -> str:
         name = self.spec.name

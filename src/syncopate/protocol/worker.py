@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
+from collections.abc import Iterable
 
 import msgspec
 
@@ -10,12 +11,14 @@ from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Action
 from syncopate.protocol.bundle import BUNDLE, Partition, Place
+from syncopate.protocol.flow import Flow, Link, Pushed, Question, new_flow
 from syncopate.protocol.layout import Layout
 from syncopate.protocol.limits import DECLARE_BYTES, Limits
-from syncopate.protocol.piece import Slice
+from syncopate.protocol.piece import Slice, TableSlice
 from syncopate.protocol.rules import ABORT, Rules
 from syncopate.protocol.server import lost_reason
 from syncopate.protocol.slice import FIRST
+from syncopate.protocol.table import ID_BYTES, TABLES, columns_of, server_of
 from syncopate.units import KIB
 
 _LONGEST_WAIT = 8
@@ -29,87 +32,6 @@ _SLICE_BYTES = 32
 """What a slice takes in a declaration at most, but for its name."""
 
 
-class _Link(msgspec.Struct):
-    """A worker's knowledge of one server.
-
-    Attributes:
-        boot: its process.
-        durable: whether it keeps its state on disk.
-        open: whether it answered the last hello.
-        asked_s: when that was said.
-        heard_s: when it last answered, or nothing was waited for.
-    """
-
-    boot: str = ""
-    durable: bool = False
-    open: bool = False
-    asked_s: float = 0.0
-    heard_s: float = 0.0
-
-
-class _Push(msgspec.Struct, frozen=True):
-    message: msg.Push
-    priority: int
-
-
-class _Query(msgspec.Struct, frozen=True):
-    """The messages sent before a query: those that the server lacks are lost.
-
-    Attributes:
-        number: of the query.
-        sent: the last push.
-        pull: the request of the pull that was asked for; 0: none was.
-        done: the last push that the server had said was over.
-    """
-
-    number: int
-    sent: int
-    pull: int
-    done: int
-
-
-class _Flow(msgspec.Struct):
-    """The pushes and pulls of one slice.
-
-    Attributes:
-        pushed: the last sequence number given out.
-        sent: the last one sent.
-        received: the last one that the server has.
-        done: the last one that is over for the server.
-        released: the last one that is over for the caller.
-        kept: pushes that are not done.
-        pulls: the first is under way, the others wait.
-        touched_s: when something last happened.
-        wait_s: how long to wait from then on before asking what the server has.
-        queued: pushes that have not left this process yet.
-        query: the last question, as long as its answer counts.
-    """
-
-    pushed: int
-    sent: int
-    received: int
-    done: int
-    released: int
-    kept: dict[int, _Push] = msgspec.field(default_factory=dict)
-    pulls: deque[msg.Pull] = msgspec.field(default_factory=deque)
-    touched_s: float = 0.0
-    wait_s: float = 0.0
-    queued: int = 0
-    query: _Query | None = None
-
-    @property
-    def idle(self) -> bool:
-        """Whether nothing is waited for."""
-        return not self.pulls and self.done >= self.sent
-
-    def of_part(self, key: int) -> _Flow:
-        """Return the flow of a part of the bundle that this is the flow of."""
-        replace = msgspec.structs.replace
-        kept = {n: replace(p, message=replace(p.message, key=key)) for n, p in self.kept.items()}
-        pulls = deque(replace(pull, key=key) for pull in self.pulls)
-        return replace(self, kept=kept, pulls=pulls)
-
-
 class WorkerMachine:
     """One worker, from its roster on.
 
@@ -118,32 +40,34 @@ class WorkerMachine:
     """
 
     def __init__(
-        self, roster: msg.Roster, token: str, layout: Layout, rules: Rules, limits: Limits
+        self, roster: msg.Roster, token: str, layout: Layout | None, rules: Rules, limits: Limits
     ) -> None:
         """Begin with nothing pushed.
 
         Args:
             roster: all nodes.
             token: of this process.
-            layout: slices and their servers.
+            layout: slices and their servers; None: :meth:`declare` says it later, or never.
             rules: what to declare.
             limits: windows and times.
         """
         self.refused: Counter[str] = Counter()
         self._roster = roster
         self._token = token
-        self._layout = layout
-        self._partition = Partition(layout.bundles)
+        self._layout: Layout | None = None
+        self._partition = Partition(())
         self._rules = rules
         self._limits = limits
-        self._links = [_Link() for _ in roster.servers]
+        self._links = [Link() for _ in roster.servers]
         self._addresses = list(roster.servers)
-        first = -1 if roster.rank == FIRST else 0
-        self._specs = {s.key: s for s in layout.slices if s.key not in self._partition}
-        self._specs |= self._partition.parts
-        self._flows = {key: _Flow(first, first, first, first, first) for key in self._specs}
+        self._first = -1 if roster.rank == FIRST else 0
+        self._specs: dict[int, Slice] = {}
+        self._flows: dict[int, Flow] = {}
+        self._tables: dict[int, TableSlice] = {}
         self._request = self._queries = 0
         self._busy: set[int] = set()
+        if layout is not None:
+            self.declare(layout, rules)
 
     @property
     def idle(self) -> bool:
@@ -161,6 +85,31 @@ class WorkerMachine:
             link.heard_s = now_s
         return [action for rank in range(len(self._links)) for action in self._hello(rank, now_s)]
 
+    def declare(self, layout: Layout, rules: Rules) -> list[Action]:
+        """Keep tensors on the servers, once."""
+        assert self._layout is None
+        self._layout, self._rules, self._partition = layout, rules, Partition(layout.bundles)
+        own = {s.key: s for s in layout.slices if s.key not in self._partition}
+        own |= self._partition.parts
+        self._specs |= own
+        self._flows |= {key: new_flow(self._first) for key in own}
+        return [
+            act.Send(server, each, _URGENT)
+            for server, link in enumerate(self._links)
+            for each in (self._of_layout(server) if link.open else ())
+        ]
+
+    def declare_table(self, slices: Iterable[TableSlice]) -> list[Action]:
+        """Keep a table on the servers: one slice on each."""
+        found: list[Action] = []
+        for table in slices:
+            key = table.slice.key
+            self._tables[key], self._specs[key] = table, table.slice
+            self._flows[key] = new_flow(self._first)
+            if self._links[server_of(key)].open:
+                found.append(act.Send(server_of(key), msg.DeclareTable(table), _URGENT))
+        return found
+
     def parts(self, piece: Slice) -> tuple[list[Action], list[Place]]:
         """Return what to do first, and as what ``piece`` is then pushed or pulled.
 
@@ -174,18 +123,20 @@ class WorkerMachine:
         self, key: int, priority: int, lr: float | None, now_s: float
     ) -> tuple[int, list[Action]]:
         """Push a slice; return the sequence number that its payload shall be kept under."""
-        flow = self._flows[key]
-        flow.pushed += 1
-        flow.kept[flow.pushed] = _Push(msg.Push(key, flow.pushed, lr), priority)
-        return flow.pushed, self._send(key, now_s)
+        return self.push_as(msg.Push(key, 0, lr), priority, now_s)
 
     def begin(self, key: int, state: tuple[str, ...], now_s: float) -> tuple[int, list[Action]]:
         """Push a slice's first value, and the optimizer's ``state`` behind it."""
-        flow = self._flows[key]
-        assert flow.pushed == -1
-        flow.pushed = 0
-        flow.kept[0] = _Push(msg.Begin(key, 0, None, state), 0)
-        return 0, self._send(key, now_s)
+        return self.push_as(msg.Begin(key, 0, None, state), 0, now_s)
+
+    def push_as(self, push: msg.Push, priority: int, now_s: float) -> tuple[int, list[Action]]:
+        """Push what ``push`` says, but for its sequence number; return that."""
+        flow = self._flows[push.key]
+        flow.pushed += 1
+        assert flow.pushed == 0 or not isinstance(push, msg.Begin | msg.BeginRows)
+        numbered = msgspec.structs.replace(push, sequence=flow.pushed)
+        flow.kept[flow.pushed] = Pushed(numbered, priority)
+        return flow.pushed, self._send(push.key, now_s)
 
     def pull(
         self, key: int, priority: int, now_s: float, *, state: bool = False
@@ -194,11 +145,16 @@ class WorkerMachine:
 
         With ``state`` what the optimizer remembers comes along.
         """
-        flow = self._flows[key]
+        kind = msg.PullState if state else msg.Pull
+        return self.pull_as(kind(key, 0, 0, priority), now_s)
+
+    def pull_as(self, pull: msg.Pull, now_s: float) -> tuple[int, list[Action]]:
+        """Pull what ``pull`` says, with all that was pushed before; return the request's number."""
+        flow = self._flows[pull.key]
         self._request += 1
-        after, kind = max(flow.pushed, 0), msg.PullState if state else msg.Pull
-        flow.pulls.append(kind(key, after, self._request, priority))
-        return self._request, self._ask(key, now_s) if len(flow.pulls) == 1 else []
+        after = max(flow.pushed, 0)
+        flow.pulls.append(msgspec.structs.replace(pull, after=after, request=self._request))
+        return self._request, self._ask(pull.key, now_s) if len(flow.pulls) == 1 else []
 
     def receive(
         self, server: int, message: msg.Message, payload_bytes: int | None, now_s: float
@@ -300,7 +256,7 @@ class WorkerMachine:
                 found += self._query(key, now_s)
         return found
 
-    def _patience_s(self, link: _Link) -> float:
+    def _patience_s(self, link: Link) -> float:
         """Return how long a server may answer nothing: the scheduler sees to those that are lost.
 
         On a connection that works, a slice may be on its way for long.
@@ -346,8 +302,15 @@ class WorkerMachine:
             found += self._send(key, now_s)
         return found
 
-    def _declarations(self, server: int) -> list[msg.Declare]:
-        """Return what a server shall keep, in parts that a message can hold."""
+    def _declarations(self, server: int) -> list[msg.Message]:
+        """Return what a server shall keep."""
+        own = [table for key, table in self._tables.items() if server_of(key) == server]
+        return [*self._of_layout(server), *map(msg.DeclareTable, own)]
+
+    def _of_layout(self, server: int) -> list[msg.Message]:
+        """Return what it shall keep of tensors, in parts that a message can hold."""
+        if self._layout is None:
+            return []
         parts: list[list[Slice]] = [[]]
         nbytes = 0
         for piece in self._layout.of_server(server):
@@ -371,10 +334,11 @@ class WorkerMachine:
         last = min(flow.pushed, max(flow.done, 0) + self._rules.window)
         while self._links[server].open and flow.sent < last:
             flow.sent += 1
-            flow.queued += 1
             push = flow.kept[flow.sent]
             self._touch(flow, now_s)
-            found.append(act.SendPush(server, push.message, push.priority))
+            sends = [act.SendPush(server, each, push.priority) for each in push.parts()]
+            flow.queued += len(sends)
+            found += sends
         return found
 
     def _ask(self, key: int, now_s: float) -> list[Action]:
@@ -383,7 +347,9 @@ class WorkerMachine:
         if not self._links[server].open:
             return []
         self._touch(flow, now_s)
-        return [act.Send(server, flow.pulls[0], msg.SOON)]
+        pull = flow.pulls[0]
+        send = act.SendPull if isinstance(pull, msg.PullRows) else act.Send
+        return [send(server, pull, msg.SOON)]
 
     def _query(self, key: int, now_s: float) -> list[Action]:
         """Ask what of a flow the server has; see [Note: queries] in messages."""
@@ -393,7 +359,7 @@ class WorkerMachine:
             return []  # so long as pushes have not left, the answer to them cannot be late
         self._queries += 1
         pull = flow.pulls[0].request if flow.pulls else 0
-        flow.query = _Query(self._queries, flow.sent, pull, flow.done)
+        flow.query = Question(self._queries, flow.sent, pull, flow.done)
         query = msg.Query(key, self._queries)
         return [act.Send(self._server(key), query, msg.LAST)]
 
@@ -459,15 +425,18 @@ class WorkerMachine:
         self, weights: msg.Weights, payload_bytes: int | None, now_s: float
     ) -> list[Action]:
         flow, spec = self._flows[weights.key], self._specs[weights.key]
-        state = weights.state if isinstance(weights, msg.State) else ()
-        if payload_bytes != spec.carried_bytes(state):
-            return self._refuse(msg.WRONG_SIZE)
         if not flow.pulls or flow.pulls[0].request != weights.request:
             return self._refuse(msg.REPLAYED)
-        if isinstance(flow.pulls[0], msg.PullState) != isinstance(weights, msg.State):
+        if type(weights) is not _ANSWERS[type(flow.pulls[0])]:
             return self._refuse(msg.MALFORMED)
+        if not _fits(spec, flow.pulls[0], weights, payload_bytes or 0):
+            return self._refuse(msg.WRONG_SIZE)
         flow.pulls.popleft()
-        found: list[Action] = [act.Fill(weights.key, weights.request, weights.version, state)]
+        state = weights.state if isinstance(weights, msg.State | msg.TableState) else ()
+        table = weights if isinstance(weights, msg.TableState) else None
+        found: list[Action] = [
+            act.Fill(weights.key, weights.request, weights.version, state, table=table)
+        ]
         if flow.pulls:
             found += self._ask(weights.key, now_s)
         self._rest(weights.key)
@@ -475,6 +444,9 @@ class WorkerMachine:
 
     def _server(self, key: int) -> int:
         """Return the server of a slice or a bundle, all of whose slices have the same."""
+        if TABLES <= key < BUNDLE:
+            return server_of(key)
+        assert self._layout is not None
         return self._layout.server_of[key % BUNDLE]
 
     def _is_of(self, key: int, server: int) -> bool:
@@ -486,7 +458,7 @@ class WorkerMachine:
         if flow.idle and flow.sent == flow.pushed:
             self._busy.discard(key)
 
-    def _touch(self, flow: _Flow, now_s: float) -> None:
+    def _touch(self, flow: Flow, now_s: float) -> None:
         flow.touched_s, flow.wait_s = now_s, self._limits.retry_s
 
     def _refuse(self, kind: str) -> list[Action]:
@@ -496,3 +468,23 @@ class WorkerMachine:
 
 _URGENT = msg.SOON + 1
 """The priority of what must come before everything else on a connection."""
+
+_ANSWERS: dict[type[msg.Pull], type[msg.Weights]] = {
+    msg.Pull: msg.Weights,
+    msg.PullState: msg.State,
+    msg.PullRows: msg.Rows,
+    msg.PullTable: msg.TableState,
+}
+"""What answers a pull."""
+
+
+def _fits(spec: Slice, pull: msg.Pull, weights: msg.Weights, nbytes: int) -> bool:
+    """Say whether an answer to a pull carries as many bytes as it should."""
+    table = spec.table
+    if table is None:
+        return nbytes == spec.carried_bytes(weights.state if isinstance(weights, msg.State) else ())
+    if isinstance(weights, msg.TableState) and isinstance(pull, msg.PullTable):
+        count = max(0, min(pull.count, weights.held - pull.begin))
+        return nbytes == count * table.row_bytes(columns_of(weights.state))
+    assert isinstance(pull, msg.PullRows)
+    return nbytes == pull.count * (table.row_bytes() - ID_BYTES)

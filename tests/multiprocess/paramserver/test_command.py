@@ -108,6 +108,16 @@ def test_the_example_trains_the_digits():
     assert float(accuracy[1]) > 50
 
 
+def test_the_example_with_tables_trains_as_plain_pytorch():
+    example = str(REPOSITORY / "examples" / "clicks.py")
+    line = [sys.executable, example, "--steps", "20", "--batch-size", "64"]
+    code, out, errors = _ran("local", "--servers", 2, "--workers", 2, "--", *line)
+    assert code == 0, errors
+    told = re.search(r"losses differ by ([\d.e+-]+) at most, weights by ([\d.e+-]+)\n", out)
+    assert told is not None, out
+    assert max(map(float, told.groups())) < 1e-4
+
+
 def test_a_server_that_is_killed_is_started_again(tmp_path):
     line = [*_script(tmp_path, TRAIN), "kill", tmp_path]
     state = ("--state", tmp_path, "--restarts", 1)

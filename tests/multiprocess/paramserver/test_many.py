@@ -47,7 +47,7 @@ def train(store, folder, apart, pace):
         (folder / f"{store.rank}-{step}").touch()
         if pace:
             wait_for((folder / f"go-{step}").exists)
-    return weights, store.state(), len(store._machine.bundles)
+    return weights, store.state(), len(store._session.machine.bundles)
 
 
 def alone(rules, workers):

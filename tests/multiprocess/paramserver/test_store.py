@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from syncopate.errors import InvalidValueError, ParameterServerError, UnknownNameError
-from syncopate.paramserver import optimizers
-from syncopate.paramserver import worker as worker_module
+from syncopate.paramserver import optimizers, session
 from syncopate.protocol.messages import REPLAYED
 from syncopate.protocol.rules import SGD, Adam, Rules
 from tests.multiprocess.paramserver.servers import LocalServers
@@ -95,7 +94,7 @@ def test_synchronous_training_is_bitwise_that_of_one_process(
 
 def push_more_than_fits(store):
     """Push without waiting, with room for two pushes at a time."""
-    worker_module.QUEUE_BYTES = 2 * 40_000
+    session.QUEUE_BYTES = 2 * 40_000
     weights = torch.zeros(10_000)
     store.init({"w": weights})
     gradients = [torch.full((10_000,), float(i)) for i in range(30)]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from syncopate.paramserver import optimizers
-from syncopate.protocol.rules import SGD, Adam, Compensation
+from syncopate.protocol.rules import SGD, Adagrad, Adam, Compensation
 
 STEPS = 7
 RULES = [
@@ -34,6 +34,12 @@ RULES = [
         Adam(lr=0.1, weight_decay=0.01, decoupled=True),
         torch.optim.AdamW,
         {"weight_decay": 0.01},
+    ),
+    (Adagrad(lr=0.1), torch.optim.Adagrad, {}),
+    (
+        Adagrad(lr=0.1, lr_decay=0.1, weight_decay=0.01, initial_accumulator_value=0.5, eps=1e-5),
+        torch.optim.Adagrad,
+        {"lr_decay": 0.1, "weight_decay": 0.01, "initial_accumulator_value": 0.5, "eps": 1e-5},
     ),
 ]
 

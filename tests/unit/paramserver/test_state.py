@@ -17,7 +17,7 @@ from syncopate.paramserver.optimizers import collecting, whole_state, with_state
 from syncopate.paramserver.shard import Shard
 from syncopate.paramserver.state import Committer, Identity, Record, StateFolder, encoded
 from syncopate.paramserver.tensors import flat_bytes, frame_of
-from syncopate.protocol.actions import Add, Initialise, Stage, Update
+from syncopate.protocol.actions import Add, Fill, Initialise, Stage, Update
 from syncopate.protocol.bundle import BUNDLE, Cut, bundles_of
 from syncopate.protocol.piece import Slice
 from syncopate.protocol.rules import SGD, Adam, Rules
@@ -55,6 +55,47 @@ def test_the_newest_record_of_each_slice_comes_back(tmp_path):
     _write(folder, {0: _record(2, 3.0, 4.0, dtype=torch.bfloat16)})
     expected = {0: _record(2, 3.0, 4.0, dtype=torch.bfloat16), 3: _record(1, 5.0)}
     _same(StateFolder(tmp_path).load("run"), expected)
+
+
+def _adding(version, *values, whole_nbytes=100):
+    return Record(Position(version), {"ids": torch.tensor(values)}, True, whole_nbytes)
+
+
+def _write_adding(folder, key, record):
+    data = encoded("run", {key: record})
+    folder.write("run", {key: record.nbytes}, data, (), {key} if record.adds else ())
+
+
+def test_records_that_add_to_others_all_come_back_up_to_a_whole_one(tmp_path):
+    folder = StateFolder(tmp_path)
+    folder.load("run")
+    _write_adding(folder, 5, _adding(1, 1, 2))
+    _write(folder, {0: _record(1, 1.0)})
+    _write_adding(folder, 5, _adding(2, 2))
+    for loaded in (StateFolder(tmp_path).load("run"), StateFolder(tmp_path).load("run")):
+        ids = [each.tensors["ids"].tolist() for each in (*loaded[5].before, loaded[5])]
+        assert ids == [[1, 2], [2]]
+        assert loaded[5].position == Position(2)
+        assert loaded[5].whole_nbytes == 100
+    again = StateFolder(tmp_path)
+    again.load("run")
+    _write_adding(again, 5, _adding(3, 3))
+    assert len(_segments(tmp_path)) == 4
+    _write_adding(again, 5, Record(Position(4), {"ids": torch.tensor([1, 2, 3])}))
+    assert len(_segments(tmp_path)) == 2  # of the others none counts
+    (*_, last) = StateFolder(tmp_path).load("run").values()
+    assert last.before == ()
+
+
+def test_much_that_was_added_is_written_anew(tmp_path):
+    folder = StateFolder(tmp_path)
+    folder.load("run")
+    for version in range(1, 9):
+        assert not folder.wants_all
+        _write_adding(folder, 5, _adding(version, 1, whole_nbytes=200))
+        if folder.wants_all:
+            break
+    assert 2 < version < 8
 
 
 def test_an_empty_slice_comes_back(tmp_path):
@@ -216,7 +257,7 @@ def test_a_shard_may_begin_with_what_another_ones_optimizer_remembered(optimizer
     assert names == rules.state
     found = {}
     take = collecting(SLICES[0], SLICES, found)
-    take(torch.frombuffer(frame.buffer, dtype=torch.uint8), names)
+    take(torch.frombuffer(frame.buffer, dtype=torch.uint8), Fill(0, 1, 1, names))
     weights = one.snapshot(0)["weights"].clone()
     named, payload = with_state(SLICES[0], weights, whole_state([found[0]]), rules.state)
     two.stage(Stage(0, 0, 0), frame_of(payload))
@@ -236,7 +277,7 @@ def test_state_of_several_slices_is_put_together():
     for piece in slices:
         names, payload = with_state(piece, tensor, state, ("steps", "mean", "square"))
         assert payload.numel() == piece.carried_bytes(names)
-        collecting(piece, (piece,), collected)(payload, names)
+        collecting(piece, (piece,), collected)(payload, Fill(piece.key, 1, 1, names))
     found = whole_state([collected[0], collected[1]])
     assert found.keys() == state.keys()
     assert all(torch.equal(found[name], state[name]) for name in state)

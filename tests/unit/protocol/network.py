@@ -16,9 +16,11 @@ from syncopate.protocol import messages as msg
 from syncopate.protocol.bundle import BUNDLE, Cut, Partition, bundles_of
 from syncopate.protocol.layout import Layout, TensorSpec
 from syncopate.protocol.limits import Limits
+from syncopate.protocol.piece import Slice, TableSlice
 from syncopate.protocol.rules import Rules
 from syncopate.protocol.server import Kept, Seat, ServerMachine
 from syncopate.protocol.slice import Position
+from syncopate.protocol.table import ID_BYTES, TABLES, Table, key_of
 from syncopate.protocol.worker import WorkerMachine
 
 Log = tuple[tuple[tuple[int, int], ...], ...]
@@ -26,6 +28,8 @@ Log = tuple[tuple[tuple[int, int], ...], ...]
 
 _MOST_STEPS = 60_000
 TENSORS = 3
+TABLE = Table(rows=100, width=3)
+ROWS_ASKED = 2
 
 
 class Trouble(NamedTuple):
@@ -46,11 +50,13 @@ class Habit(NamedTuple):
         period: they pull in every so many rounds.
         together: how often they submit many slices at once.
         apart: whether that is any number of them, or all.
+        tables: of how many tables they push and pull rows besides, in several parts each.
     """
 
     period: int = 1
     together: float = 0.0
     apart: bool = True
+    tables: int = 0
 
 
 _USUAL = Habit()
@@ -74,7 +80,8 @@ class Server:
         self.seat = seat
         self.limits = limits
         self.disk: dict[int, tuple[Position, Log]] = {}
-        self.declared: tuple[str, Rules, tuple] | None = None
+        self.declared: tuple[str, Rules | None, tuple] = ("", None, ())
+        self.tables: tuple[TableSlice, ...] = ()
         self.boots = 0
         self.failed: list[act.Fail] = []
         self.start()
@@ -84,12 +91,14 @@ class Server:
         self.boots += 1
         seat = Seat(self.seat.roster, f"boot {self.boots}", self.seat.durable)
         kept = None
-        if self.declared is not None:
-            kept = Kept(*self.declared, {key: position for key, (position, _) in self.disk.items()})
+        if self.declared[1] is not None or self.tables:
+            positions = {key: position for key, (position, _) in self.disk.items()}
+            kept = Kept(*self.declared, positions, self.tables)
         self.machine = ServerMachine(seat, self.limits, kept)
         self.weights = {key: log for key, (_, log) in self.disk.items()}
         self.staged: dict[tuple[int, int, int], object] = {}
         self.sums: dict[int, tuple[object, ...]] = {}
+        self.asked: dict[tuple[int, int], object] = {}
         self.writing: dict[int, tuple[Position, Log]] = {}
         self.split: set[int] = set()
 
@@ -131,6 +140,11 @@ class World:
         habit: Habit = _USUAL,
     ) -> None:
         self.together, self.apart = habit.together, habit.apart
+        self.tables = [
+            TableSlice(Slice(key_of(table, s), f"e{table}", "float32", 0, 300, TABLE), rules)
+            for table in range(habit.tables)
+            for s in range(servers)
+        ]
         self.rules, self.rounds, self.trouble, self.random = rules, rounds, trouble, random
         self.limits = Limits(retry_s=trouble.retry_s)
         tensors = [TensorSpec(f"t{i}", "float32", 5 * i) for i in range(TENSORS)]
@@ -157,6 +171,7 @@ class World:
         self.crashes, self.closes = trouble.crashes, trouble.closes
         for rank, machine in enumerate(self.workers):
             self.do_worker(rank, machine.connect(self.now_s))
+            self.do_worker(rank, machine.declare_table(self.tables))
 
     def run(self) -> dict[int, Log]:
         """Run to the end; return the weights of every slice."""
@@ -210,7 +225,7 @@ class World:
             return
         size = None
         if packet.payload is not None:
-            size = self.nbytes(packet.message.key)
+            size = self.nbytes(packet.message)
         if packet.to_server:
             machine = self.servers[packet.server].machine
             peer = f"{packet.worker}.{packet.connection}".encode()
@@ -221,8 +236,15 @@ class World:
             actions = machine.receive(packet.server, packet.message, size, self.now_s)
             self.do_worker(packet.worker, actions, packet.payload)
 
-    def nbytes(self, key: int) -> int:
-        """Return the bytes of a slice or bundle."""
+    def nbytes(self, message: msg.Message) -> int:
+        """Return the bytes of what goes along with a message."""
+        if isinstance(message, msg.PullRows):
+            return ROWS_ASKED * ID_BYTES
+        if isinstance(message, msg.Rows):
+            return ROWS_ASKED * (TABLE.row_bytes() - ID_BYTES)
+        if isinstance(message, msg.PushRows):
+            return TABLE.row_bytes()
+        key = message.key
         members = self.layout.slices[key : key + 1]
         if key >= BUNDLE:
             members = Partition(self.layout.bundles).members(key)
@@ -251,6 +273,21 @@ class World:
             self.do_worker(rank, actions)
             for part, _, _ in places:
                 self.push_and_pull(rank, part.key, pulls)
+        for table in self.tables:
+            self.push_and_pull_rows(rank, table.slice.key, pulls)
+
+    def push_and_pull_rows(self, rank: int, key: int, pulls: bool) -> None:
+        """Push a table in some parts, and pull it."""
+        machine = self.workers[rank]
+        if self.done[rank] or rank == 0:
+            kind = msg.PushRows if self.done[rank] else msg.BeginRows
+            push = kind(key, 0, parts=self.random.randint(1, 3))
+            self.do_worker(rank, machine.push_as(push, 0, self.now_s)[1])
+        if pulls:
+            pull = msg.PullRows(key, 0, 0, count=ROWS_ASKED)
+            request, actions = machine.pull_as(pull, self.now_s)
+            self.waiting[rank][key, request] = self.done[rank]
+            self.do_worker(rank, actions)
 
     def push_and_pull(self, rank: int, key: int, pulls: bool) -> None:
         """Push a slice, or a part of a bundle, and pull it."""
@@ -266,7 +303,7 @@ class World:
 
     def commit(self, server: Server) -> None:
         """End a write to disk that was begun, or begin one."""
-        if not server.seat.durable or server.machine.rules is None:
+        if not server.seat.durable or not server.weights:
             return
         if server.writing:
             written, server.writing = server.writing, {}
@@ -300,11 +337,14 @@ class World:
         server = self.servers[rank]
         for action in actions:
             if isinstance(action, act.Send):
-                answers = isinstance(action, act.Answer)
-                weights = server.weights[action.message.key] if answers else None
+                weights = self.answer(server, action) if isinstance(action, act.Answer) else None
                 self.to_worker(rank, action.to, action.message, weights)
             elif isinstance(action, act.Keep):
                 server.declared = (server.machine.digest, action.rules, action.slices)
+            elif isinstance(action, act.KeepTable):
+                server.tables += (action.table,)
+            elif TABLES <= getattr(action, "key", -1) < BUNDLE:
+                self.do_table(server, action, payload)
             elif isinstance(action, act.Stage):
                 server.staged[action.key, action.worker, action.sequence] = payload
             elif isinstance(action, act.Split):
@@ -321,6 +361,36 @@ class World:
                 server.failed.append(action)
             else:
                 assert isinstance(action, act.Forget)
+
+    @staticmethod
+    def answer(server: Server, action: act.Answer) -> Log:
+        """Return the weights of an answer; to a pull of rows it has those that were asked for."""
+        if action.worker >= 0:
+            asked = server.asked.pop((action.message.key, action.worker))
+            assert asked == (action.worker, action.message.request)
+        return server.weights[action.message.key]
+
+    @staticmethod
+    def do_table(server: Server, action: act.Action, payload: object) -> None:
+        """Begin or update a table; all parts of its pushes have to be there."""
+        if isinstance(action, act.Ask):
+            server.asked[action.key, action.worker] = payload
+        elif isinstance(action, act.Stage):
+            number = (action.key, action.worker, action.sequence)
+            server.staged.setdefault(number, {})[action.number] = payload
+        elif isinstance(action, act.Initialise):
+            server.staged.pop((action.key, action.worker, 0))
+            server.weights[action.key] = ()
+        elif isinstance(action, act.Update):
+            for worker, sequence in action.gradients:
+                parts = server.staged.pop((action.key, worker, sequence))
+                counts = {count for _, _, count in parts.values()}
+                assert len(counts) == 1
+                assert parts == {p: (worker, sequence, max(counts)) for p in range(max(counts))}
+            server.weights[action.key] += (action.gradients,)
+            assert len(server.weights[action.key]) == action.version
+        else:
+            assert isinstance(action, act.Add)
 
     @staticmethod
     def update(server: Server, action: act.Update) -> None:
@@ -352,7 +422,11 @@ class World:
                 content: object = None
                 if isinstance(action, act.SendPush):
                     content = (rank, action.message.sequence)
+                    if isinstance(action.message, msg.PushRows):
+                        content = (*content, action.message.parts)
                     machine.sent(action.message.key, self.now_s)
+                elif isinstance(action, act.SendPull):
+                    content = (rank, action.message.request)
                 connection = self.connections[rank, action.to]
                 self.put(Packet(rank, action.to, connection, True, action.message, content))
             elif isinstance(action, act.Fill):

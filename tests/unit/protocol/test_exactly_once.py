@@ -27,17 +27,24 @@ TROUBLE = st.builds(
 TOGETHER = st.sampled_from([None, 1.0, 0.9, 0.5])
 """How often much is pushed and pulled at once, and else slice by slice; None: no bundles."""
 
-SIZES = {"workers": st.integers(1, 3), "servers": st.integers(1, 2), "rounds": st.integers(1, 5)}
+SIZES = {
+    "workers": st.integers(1, 3),
+    "servers": st.integers(1, 2),
+    "rounds": st.integers(1, 5),
+    "tables": st.sampled_from([0, 0, 1, 2]),
+}
 
 
 def _run(rules, trouble, seed, together=None, **given):
     least = 2 if together is not None else 64
     few = {"_LEAST": least, "LEAST_RUN": 1, "_MOST_PARTS": 4}
     with mock.patch.multiple(bundle, **few), mock.patch.object(layout, "LEAST_RUN", 1):
-        habit = Habit(given.pop("period", 1), together or 0.0, given.pop("apart", True))
+        apart, tables = given.pop("apart", True), given.pop("tables", 0)
+        habit = Habit(given.pop("period", 1), together or 0.0, apart, tables)
         world = World(rules, trouble=trouble, random=Random(seed), habit=habit, **given)
         logs = world.run()
-    assert sorted(logs) == list(range(len(world.layout.slices)))
+    keys = [*range(len(world.layout.slices)), *(table.slice.key for table in world.tables)]
+    assert sorted(logs) == sorted(keys)
     assert all(server.failed == [] for server in world.servers)
     assert all(not server.staged for server in world.servers)
     return world, logs

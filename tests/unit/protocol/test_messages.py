@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 from syncopate.protocol import messages as msg
 from syncopate.protocol.limits import HEADER_BYTES
 from syncopate.protocol.messages import Refusal
-from syncopate.protocol.piece import Slice
-from syncopate.protocol.rules import SGD, Adam, Rules
+from syncopate.protocol.piece import Slice, TableSlice
+from syncopate.protocol.rules import SGD, Adagrad, Adam, Rules
+from syncopate.protocol.table import Normal, Table
 
+TABLE = Table(rows=10**9, width=4, initial=Normal(std=0.1, seed=3))
 SLICES = (Slice(0, "w", "float32", 0, 4), Slice(1, "w", "float32", 4, 4))
 ALL = [
     (msg.ToScheduler, msg.Register(2, "job", "server", "token", "tcp://h:1", 2, "run", True)),
@@ -30,7 +32,19 @@ ALL = [
     (msg.ToServer, msg.Hello("run", 1, "token")),
     (msg.ToServer, msg.Declare("digest", Rules(optimizer=SGD(lr=0.5, momentum=0.9)), SLICES)),
     (msg.ToServer, msg.Declare("digest", Rules(mode="asgd", optimizer=Adam()), SLICES)),
+    (
+        msg.ToServer,
+        msg.DeclareTable(
+            TableSlice(
+                Slice(2**30, "t", "float32", 0, 4 * 10**9, TABLE), Rules(optimizer=Adagrad())
+            )
+        ),
+    ),
     (msg.ToServer, msg.Push(4, 7, 0.25)),
+    (msg.ToServer, msg.PushRows(2**30, 7, 0.25, 1, 2, False)),
+    (msg.ToServer, msg.BeginRows(2**30, 0, state=("sum",), steps=4)),
+    (msg.ToServer, msg.PullRows(2**30, 7, 12, -3, 100)),
+    (msg.ToServer, msg.PullTable(2**30, 7, 12, 0, 100, 50)),
     (msg.ToServer, msg.Begin(4, 0, None, ("steps", "mean"))),
     (msg.ToServer, msg.PullState(4, 7, 12)),
     (msg.ToServer, msg.Query(4, 1)),
@@ -40,9 +54,19 @@ ALL = [
     (msg.FromServer, msg.Ack(4, -1, -1)),
     (msg.FromServer, msg.Weights(4, 7, 12)),
     (msg.FromServer, msg.State(4, 7, 12, ("momentum",))),
+    (msg.FromServer, msg.Rows(2**30, 7, 12)),
+    (msg.FromServer, msg.TableState(2**30, 7, 12, 1000, 4, ("sum",))),
     (msg.FromServer, msg.Abort("why")),
     (msg.FromServer, msg.Refused("why")),
 ]
+
+
+def _heirs(kind):
+    """Return the kinds of messages that ``kind`` is the base of, all of them."""
+    return {kind}.union(*map(_heirs, kind.__subclasses__()))
+
+
+MESSAGES = _heirs(msg.Message) - {msg.Message}
 KINDS = (msg.ToScheduler, msg.FromScheduler, msg.ToServer, msg.FromServer)
 
 
@@ -52,9 +76,7 @@ def test_a_message_arrives_as_it_was_sent(kinds, message):
 
 
 def test_every_message_is_tried():
-    tried = {type(message) for _, message in ALL}
-    direct = msg.Message.__subclasses__()
-    assert tried == {*direct, *(each for kind in direct for each in kind.__subclasses__())}
+    assert {type(message) for _, message in ALL} == MESSAGES
 
 
 def _read(kinds, frame):
@@ -67,7 +89,7 @@ def _read(kinds, frame):
 
 @given(data=st.binary(max_size=200), kinds=st.sampled_from(KINDS))
 def test_any_bytes_are_a_message_or_refused(data, kinds):
-    assert _read(kinds, data) in {msg.MALFORMED, *msg.Message.__subclasses__()}
+    assert _read(kinds, data) in {msg.MALFORMED, *MESSAGES}
 
 
 @given(case=st.sampled_from(ALL), data=st.data())
@@ -76,7 +98,7 @@ def test_damaged_messages_are_messages_or_refused(case, data):
     at = data.draw(st.integers(0, len(frame) - 1))
     frame[at] = data.draw(st.integers(0, 255))
     cut = bytes(frame[: data.draw(st.integers(0, len(frame)))])
-    assert _read(case[0], cut) in {msg.MALFORMED, *msg.Message.__subclasses__()}
+    assert _read(case[0], cut) in {msg.MALFORMED, *MESSAGES}
 
 
 @pytest.mark.parametrize(

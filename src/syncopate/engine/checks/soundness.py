@@ -14,7 +14,7 @@ once: it was built from another copy. So are the models of a GAN distributed, on
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -32,11 +32,16 @@ from syncopate.engine.checks.agreement import Checks, Fact
 from syncopate.engine.checks.fit import require_delay
 from syncopate.engine.exchange.optimizers import kind_of
 from syncopate.engine.exchange.serving.servers import Servers, served_by
+from syncopate.engine.exchange.serving.tables import SPARSE, Embedded
 from syncopate.engine.model import module as modules
 from syncopate.engine.model import ownership
 from syncopate.engine.selfplan.wishes import PLANNED, Wishes
 from syncopate.errors import EngineError, InvalidValueError, UnknownNameError
 from syncopate.units import dtype_bytes
+
+
+_Sparse = dict[int, list[tuple[str, SPARSE]]]
+"""Embeddings with sparse gradients, by the identity of their weight, with their names."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +74,10 @@ class Sound(NamedTuple):
     """The model, optimizers and options, checked.
 
     Attributes:
-        ignored: names of what stays every rank's own.
+        ignored: names of what stays every rank's own, and of tables.
         weights: every parameter that all ranks share, frozen ones too.
-        trainables: every parameter whose gradient is exchanged.
-        optimizers: each once.
+        trainables: every parameter whose gradient is exchanged, but for tables.
+        optimizers: each once that trains some of them.
         delay: what was asked for.
         servers: what holds the weights, if servers do.
     """
@@ -103,16 +108,18 @@ def checks(
     """
     ignored = _ignored(model, given.ignore)
     yield ()
-    shared, trainables = sound_parameters(model, ignored)
+    shared, sparse, trainables = _sound_model(model, ignored, served=given.exchange == SERVED)
     yield ()
     known = tuple(dict.fromkeys(_sound_optimizer(each, model) for each in optimizers))
+    tables = _sound_tables(given, sparse, known)
+    known = _of_others(known, tables)
     yield ()
     _require_arguments(given, world_size)
     yield ()
     _require_updatable(given.exchange, known)
     yield ()
     delay = _sound_delay(given, known)
-    servers = _sound_servers(given, known, delay, world_size)
+    servers = _sound_servers(given, known, delay, world_size, tables)
     named = model.named_buffers() if given.broadcast_buffers else ()
     buffers = [(name, held) for name, held in named if name not in ignored]
     for name, held in buffers:
@@ -125,6 +132,7 @@ def checks(
     ownership.require_free(model, trainables)
     modules.require_extensible(model)
     weights = tuple(parameter.data for _, parameter in shared)
+    ignored = ignored.union(table.name for table in tables)
     return Sound(ignored, weights, trainables, known, delay, servers)
 
 
@@ -143,9 +151,18 @@ def sound_parameters(
     Raises:
         EngineError: the model is wrapped already, or has a parameter that cannot be exchanged.
     """
+    shared, _, trainables = _sound_model(model, ignored, served=False)
+    return shared, trainables
+
+
+def _sound_model(
+    model: nn.Module, ignored: frozenset[str], *, served: bool
+) -> tuple[list[tuple[str, nn.Parameter]], _Sparse, tuple[Trainable, ...]]:
+    """Return the parameters that all ranks share, sparse embeddings, and what is trained else."""
     _require_plain(model)
     shared = _shared(model, ignored)
-    return shared, _trainables(model, shared)
+    sparse = _sparse(model, shared, served=served)
+    return shared, sparse, _trainables(model, shared, sparse)
 
 
 def _ignored(model: object, asked: Iterable[str]) -> frozenset[str]:
@@ -206,30 +223,92 @@ def _require_parameter(name: str, parameter: nn.Parameter) -> None:
         dtype_bytes(dtype_name(parameter))
 
 
+def _sparse(
+    model: nn.Module, shared: Sequence[tuple[str, nn.Parameter]], *, served: bool
+) -> _Sparse:
+    """Return the embeddings with sparse gradients, by the weight's identity, or refuse one."""
+    found: _Sparse = {}
+    trained = {id(parameter) for _, parameter in shared if parameter.requires_grad}
+    for name, module in model.named_modules():
+        if isinstance(module, SPARSE) and module.sparse and id(module.weight) in trained:
+            if not served:
+                raise EngineError(
+                    f"{name or 'the model'!r} is an embedding with sparse=True; gradients must be "
+                    "dense, but with parameter servers (exchange=KVStore). Build it with "
+                    "sparse=False"
+                )
+            found.setdefault(id(module.weight), []).append((name, module))
+    return found
+
+
+def _sound_tables(
+    given: Given,
+    sparse: _Sparse,
+    optimizers: Sequence[torch.optim.Optimizer],
+) -> tuple[Embedded, ...]:
+    """Return the embeddings whose rows servers keep, or refuse one."""
+    found = []
+    for named in sparse.values():
+        name, module = named[0]
+        shown = f"{name or 'the model'!r} is an embedding with sparse=True"
+        if any(each.max_norm is not None for _, each in named):
+            raise EngineError(f"{shown} and max_norm, which servers do not apply; leave it out")
+        if given.delay is not None or (given.plan is not None and given.plan.delay is not None):
+            raise EngineError(f"{shown}, whose rows cannot come late; train without a delay")
+        holding = [
+            (optimizer, group)
+            for optimizer in optimizers
+            for group in optimizer.param_groups
+            if any(each is module.weight for each in group["params"])
+        ]
+        if len(holding) != 1:
+            raise EngineError(
+                f"{shown}, and {len(holding)} groups of the optimizers given train it; servers "
+                "update it as one does"
+            )
+        modules_ = tuple(each for _, each in named)
+        path = f"{name}.weight".removeprefix(".")
+        weight = cast("nn.Parameter", module.weight)
+        found.append(Embedded(path, weight, modules_, *holding[0]))
+    return tuple(found)
+
+
+def _of_others(
+    optimizers: Sequence[torch.optim.Optimizer], tables: Sequence[Embedded]
+) -> tuple[torch.optim.Optimizer, ...]:
+    """Return the optimizers that train something other than tables."""
+    theirs = {id(table.weight) for table in tables}
+    return tuple(
+        optimizer
+        for optimizer in optimizers
+        if any(
+            id(each) not in theirs for group in optimizer.param_groups for each in group["params"]
+        )
+    )
+
+
 def _trainables(
-    model: nn.Module, shared: Sequence[tuple[str, nn.Parameter]]
+    model: nn.Module, shared: Sequence[tuple[str, nn.Parameter]], sparse: Container[int]
 ) -> tuple[Trainable, ...]:
-    """Return which of the parameters that ranks share are trained, or refuse one."""
+    """Return which of the parameters that ranks share are trained, or refuse one.
+
+    Not those of the identities ``sparse``.
+    """
     for name, parameter in shared:
         _require_shape(name, parameter)
         _require_parameter(name, parameter)
-    for name, module in model.named_modules():
-        if (
-            isinstance(module, nn.Embedding | nn.EmbeddingBag)
-            and module.sparse
-            and any(module.weight is parameter for _, parameter in shared)
-        ):
-            raise EngineError(
-                f"{name or 'the model'!r} is an embedding with sparse=True; gradients must be "
-                "dense. Build it with sparse=False"
-            )
     devices = {str(parameter.device) for _, parameter in shared}
     if len(devices) > 1:
         raise EngineError(
             f"the parameters are on several devices ({', '.join(sorted(devices))}); one rank "
             "trains on one device"
         )
-    trained = [(name, parameter) for name, parameter in shared if parameter.requires_grad]
+    trained = [(name, p) for name, p in shared if p.requires_grad and id(p) not in sparse]
+    if not trained and sparse:
+        raise EngineError(
+            f"{type(model).__name__} has no trainable parameter beside embeddings with "
+            "sparse=True; give it one, or push and pull rows by KVStore.push_rows and pull_rows"
+        )
     if not trained:
         raise EngineError(
             f"{type(model).__name__} has no trainable parameter among its {len(shared)}, so "
@@ -340,13 +419,14 @@ def _sound_servers(
     optimizers: Sequence[torch.optim.Optimizer],
     delay: Delay | LocalSGD | None,
     world_size: int,
+    tables: Sequence[Embedded],
 ) -> Servers | None:
     """Return the servers that were asked for, or refuse them."""
     if given.exchange == SERVED:
         if given.store is None:
             rule = "the syncopate.KVStore itself, where servers are to update the weights"
             raise InvalidValueError("exchange", given.wishes.asked.exchange, rule)
-        servers = served_by(cast(Store, given.store), optimizers, world_size)
+        servers = served_by(cast(Store, given.store), optimizers, world_size, tables)
         servers.require_delay(delay or (given.plan.delay if given.plan is not None else None))
         return servers
     if given.store is not None:

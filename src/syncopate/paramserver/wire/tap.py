@@ -65,6 +65,19 @@ _ABOUT = {
 }
 """Message -> its kind as a row has it, and what returns its numbers."""
 
+_OF_ROWS = {
+    msg.DeclareTable: msg.Declare,
+    msg.PushRows: msg.Push,
+    msg.BeginRows: msg.Begin,
+    msg.PullRows: msg.Pull,
+    msg.PullTable: msg.PullState,
+    msg.Rows: msg.Weights,
+    msg.TableState: msg.State,
+}
+"""Messages about tables, and those about tensors as which they are noted."""
+
+_ABOUT |= {kind: _ABOUT[other] for kind, other in _OF_ROWS.items()}
+
 _ACK = _KIND[msg.Ack.__name__]
 
 
@@ -101,6 +114,7 @@ class Tap:
             msg.Roster: self._ranks,
             msg.Hello: self._greets,
             msg.Declare: self._declares,
+            msg.DeclareTable: self._declares_table,
         }
 
     # -- what the wire says ---------------------------------------------------------------------
@@ -254,6 +268,13 @@ class Tap:
         server = peer if sends else self.header.rank
         assert isinstance(server, int)
         self.keeps(server, said.rules.mode, said.slices)
+
+    def _declares_table(self, peer: Peer, said: msg.DeclareTable, sends: bool) -> None:
+        """Note what a server keeps of a table, as a slice of all its elements."""
+        if sends or self._names.get(self._place(peer)):
+            server = peer if sends else self.header.rank
+            assert isinstance(server, int)
+            self.keeps(server, said.table.rules.mode, [said.table.slice])
 
     def bundles(self, layout: Layout, mode: str, parts: Iterable[Slice]) -> None:
         """Note those of ``parts`` that are bundles, and the servers that keep them."""

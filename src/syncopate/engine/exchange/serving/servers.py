@@ -2,7 +2,7 @@
 
 Servers update by one rule: that of the only optimizer, whose groups are alike. The learning rate
 may change from step to step, as schedulers let it; it goes along with the gradients. Nothing else
-may.
+may. Tables of rows are updated by what trains them, each by a rule of its own.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -18,8 +19,10 @@ from syncopate.delay import Delay, LocalSGD
 from syncopate.engine.buckets import Trainable, view_like
 from syncopate.engine.exchange.groups import parameters_of
 from syncopate.engine.exchange.optimizers import updates_as
+from syncopate.engine.exchange.serving.tables import Embedded, Tables
 from syncopate.errors import EngineError, InvalidValueError, UnknownNameError
-from syncopate.protocol.rules import SGD, STEPS, Adam
+from syncopate.protocol.rules import SGD, STEPS, Adagrad, Adam
+from syncopate.protocol.table import require_rows
 
 _LR = "lr"
 
@@ -49,22 +52,62 @@ def _adamw(group: Mapping[str, Any]) -> Adam:
     return _adam(group, decoupled=True)
 
 
-_RULES: dict[type[torch.optim.Optimizer], Callable[[Mapping[str, Any]], SGD | Adam]] = {
+def _adagrad(group: Mapping[str, Any]) -> Adagrad:
+    return Adagrad(
+        lr=float(group[_LR]),
+        lr_decay=float(group["lr_decay"]),
+        weight_decay=float(group["weight_decay"]),
+        initial_accumulator_value=float(group["initial_accumulator_value"]),
+        eps=float(group["eps"]),
+    )
+
+
+def _sparse_adam(group: Mapping[str, Any]) -> Adam:
+    first, second = group["betas"]
+    betas = (float(first), float(second))
+    return Adam(lr=float(group[_LR]), betas=betas, eps=float(group["eps"]))
+
+
+_Rules = dict[type[torch.optim.Optimizer], Callable[[Mapping[str, Any]], SGD | Adam | Adagrad]]
+
+_RULES: _Rules = {
+    torch.optim.Adagrad: _adagrad,
     torch.optim.SGD: _sgd,
     torch.optim.AdamW: _adamw,
     torch.optim.Adam: _adam,
 }
 """Optimizer of torch -> how servers do what it does; a subclass before its base."""
 
+_OF_TABLES: _Rules = {
+    torch.optim.SparseAdam: _sparse_adam,
+    torch.optim.Adagrad: _adagrad,
+    torch.optim.SGD: _sgd,
+}
+"""The same of those that take sparse gradients, for tables."""
+
 _REFUSED = ("maximize", "amsgrad")
 """What servers cannot do."""
 
 
-def rule_of(optimizers: Sequence[torch.optim.Optimizer]) -> SGD | Adam:
+def table_rule_of(table: Embedded) -> SGD | Adam | Adagrad:
+    """Return how servers do what trains a table.
+
+    Raises:
+        UnknownNameError: servers do not know it; lists those they know.
+        EngineError: they cannot do it as it is set up.
+    """
+    optimizer = table.optimizer
+    return _rules_of(optimizer, [table.group], _OF_TABLES, f"the table {table.name!r}")[0]
+
+
+def rule_of(
+    optimizers: Sequence[torch.optim.Optimizer], tables: Sequence[Embedded] = ()
+) -> SGD | Adam | Adagrad:
     """Return how servers do what the optimizer of a model does.
 
     Args:
         optimizers: of the model; one.
+        tables: whose rows are updated each by a rule of its own.
 
     Raises:
         UnknownNameError: servers do not know it; lists those they know.
@@ -75,16 +118,14 @@ def rule_of(optimizers: Sequence[torch.optim.Optimizer]) -> SGD | Adam:
             f"servers update all weights by one rule, and {len(optimizers)} optimizers were given; "
             "give one, or train with exchange='sharded'"
         )
-    optimizer = optimizers[0]
-    known = next((k for k in _RULES if updates_as(type(optimizer), k)), None)
-    if known is None:
-        names = [each.__name__ for each in reversed(_RULES)]
-        raise UnknownNameError("optimizer of servers", type(optimizer).__name__, names)
-    rules = [_RULES[known](group) for group in optimizer.param_groups]
-    for place, (group, rule) in enumerate(zip(optimizer.param_groups, rules, strict=True)):
-        for what in _REFUSED:
-            if group.get(what):
-                raise EngineError(f"servers cannot do {what}=True; leave it out")
+    optimizer, theirs = optimizers[0], {id(table.weight) for table in tables}
+    groups = [
+        group
+        for group in optimizer.param_groups
+        if not group["params"] or any(id(each) not in theirs for each in group["params"])
+    ]
+    rules = _rules_of(optimizer, groups, _RULES)
+    for place, rule in enumerate(rules):
         if rule != rules[0]:
             raise EngineError(
                 f"servers update all weights by one rule, and group {place} of the optimizer has "
@@ -94,7 +135,31 @@ def rule_of(optimizers: Sequence[torch.optim.Optimizer]) -> SGD | Adam:
     return rules[0]
 
 
-_NAMES = {"momentum_buffer": "momentum", "exp_avg": "mean", "exp_avg_sq": "square", "step": STEPS}
+def _rules_of(
+    optimizer: torch.optim.Optimizer,
+    groups: Sequence[Mapping[str, Any]],
+    known: _Rules,
+    scope: str = "",
+) -> list[SGD | Adam | Adagrad]:
+    """Return how servers do what ``optimizer`` does to some of its groups."""
+    kind = next((k for k in known if updates_as(type(optimizer), k)), None)
+    if kind is None:
+        names = [each.__name__ for each in reversed(known)]
+        raise UnknownNameError("optimizer of servers", type(optimizer).__name__, names, scope)
+    for group in groups:
+        for what in _REFUSED:
+            if group.get(what):
+                raise EngineError(f"servers cannot do {what}=True; leave it out")
+    return [known[kind](group) for group in groups]
+
+
+_NAMES = {
+    "momentum_buffer": "momentum",
+    "exp_avg": "mean",
+    "exp_avg_sq": "square",
+    "sum": "sum",
+    "step": STEPS,
+}
 """What torch calls an entry of an optimizer's state -> what servers call it."""
 
 
@@ -104,7 +169,8 @@ def state_of(
     """Return what an optimizer knows of ``parameters``, by name, as servers take it."""
     found: dict[str, dict[str, Tensor]] = {}
     for name, parameter in parameters.items():
-        known = optimizer.state.get(parameter, {}).items()
+        state = optimizer.state.get(parameter, {})
+        known = state.items() if state.get("step", 1) else ()  # Adagrad has some at once
         entries = {
             _NAMES[key]: _flat(parameter, value) if key != "step" else _counted(value)
             for key, value in known
@@ -146,11 +212,13 @@ class Servers(NamedTuple):
         store: reaches them.
         optimizer: what they do in the place of it.
         declared: names of the weights that they have; none before the first plan.
+        tables: whose rows they have.
     """
 
     store: Store
     optimizer: torch.optim.Optimizer
     declared: set[str]
+    tables: Tables
 
     def declare(self, weights: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
         """Give them ``weights``, flat, unless they have them; all ranks call it.
@@ -162,8 +230,13 @@ class Servers(NamedTuple):
         """
         if not self.declared:
             known = state_of(self.optimizer, parameters)
-            self.store.init(weights, rule_of((self.optimizer,)), known)
+            self.store.init(weights, self._rule, known)
             self.declared.update(weights)
+        self.tables.attach(table_rule_of)
+
+    @property
+    def _rule(self) -> SGD | Adam | Adagrad:
+        return rule_of((self.optimizer,), self.tables.embedded)
 
     @property
     def synchronous(self) -> bool:
@@ -190,7 +263,7 @@ class Servers(NamedTuple):
             EngineError: a value other than the learning rate has changed, or there are now groups
                 of different values.
         """
-        rule = rule_of((self.optimizer,))
+        rule = self._rule
         told = self.store.rules.optimizer
         changed = [
             f"{name}: {getattr(told, name)} before, {getattr(rule, name)} now"
@@ -206,8 +279,19 @@ class Servers(NamedTuple):
         return rule.lr
 
 
-def served_by(store: Store, optimizers: Sequence[torch.optim.Optimizer], ranks: int) -> Servers:
+def served_by(
+    store: Store,
+    optimizers: Sequence[torch.optim.Optimizer],
+    ranks: int,
+    tables: Sequence[Embedded] = (),
+) -> Servers:
     """Return the servers that ``store`` reaches, as those of a model's optimizer.
+
+    Args:
+        store: reaches them.
+        optimizers: of what is no table.
+        ranks: how many there are.
+        tables: embeddings whose rows they keep.
 
     Raises:
         InvalidValueError: they have another number of workers than there are ranks, or go on
@@ -222,8 +306,10 @@ def served_by(store: Store, optimizers: Sequence[torch.optim.Optimizer], ranks: 
         rule = "one with on_worker_loss='abort': the ranks of a model train all or not at all"
         given = f"a KVStore with on_worker_loss={store.rules.on_worker_loss!r}"
         raise InvalidValueError("exchange", given, rule)
-    rule_of(optimizers)
-    return Servers(store, optimizers[0], set())
+    rule_of(optimizers, tables)
+    for table in tables:
+        require_rows(msgspec.structs.replace(store.rules, optimizer=table_rule_of(table)))
+    return Servers(store, optimizers[0], set(), Tables(store, tables))
 
 
 def trained_indices(

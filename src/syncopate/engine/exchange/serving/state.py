@@ -72,7 +72,11 @@ class ServedState(OwnedState):
         )
 
     def make_all_whole(self) -> None:
-        """Leave the state where it is; the optimizer begins anew without servers."""
+        """Leave the state where it is; the optimizer begins anew without servers.
+
+        Tables are given back with what servers know of them.
+        """
+        self._servers.tables.detach()
         for known in self._cut:
             if (optimizer := known()) is not None:
                 self._forget(optimizer)

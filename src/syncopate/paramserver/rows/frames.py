@@ -1,0 +1,75 @@
+"""Frames: rows as the payloads of messages carry them: numbers, weights, and what is remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from syncopate.paramserver.rows.hashing import Ids
+from syncopate.paramserver.tensors import dtype_of, flat_bytes
+from syncopate.protocol.rules import STEPS
+from syncopate.protocol.table import ID_BYTES, Table, columns_of
+
+
+class SomeRows(NamedTuple):
+    """Rows of a table.
+
+    Attributes:
+        ids: their numbers, each once, ascending; shape (rows,).
+        values: weights or gradients, shape (rows, width).
+        state: what the optimizer remembers, by name, each as ``values``.
+    """
+
+    ids: Ids
+    values: Tensor
+    state: dict[str, Tensor]
+
+
+def payload_of(ids: Ids, columns: Sequence[Tensor]) -> Tensor:
+    """Return the bytes of rows' numbers and, behind them, of ``columns``, each (rows, width)."""
+    parts = [bytes_of(ids)]
+    parts += [flat_bytes(column.contiguous()) for column in columns]
+    return torch.cat(parts)
+
+
+def rows_of(data: Tensor, table: Table, state: tuple[str, ...] = ()) -> SomeRows:
+    """Return the rows in a payload, in its own memory where that is aligned.
+
+    Args:
+        data: its bytes.
+        table: theirs.
+        state: what is in it behind the weights, by name.
+    """
+    names = [name for name in state if name != STEPS]
+    count = data.numel() // table.row_bytes(columns_of(state))
+    if not count:
+        nothing = torch.empty(0, table.width, dtype=dtype_of(table.dtype))
+        return SomeRows(np.empty(0, np.int64), nothing, dict.fromkeys(names, nothing))
+    if data.data_ptr() % ID_BYTES:
+        data = data.clone()
+    ids = data[: count * ID_BYTES].view(torch.int64).numpy()
+    columns = data[count * ID_BYTES :].view(dtype_of(table.dtype)).view(-1, count, table.width)
+    return SomeRows(ids, columns[0], dict(zip(names, columns[1:], strict=True)))
+
+
+def bytes_of(ids: Ids) -> Tensor:
+    """Return the bytes of rows' numbers, in their own memory where that is contiguous."""
+    return torch.from_numpy(np.ascontiguousarray(ids).view(np.uint8))
+
+
+def ids_of(data: Tensor) -> Ids:
+    """Return the numbers of rows in the bytes ``data``."""
+    if not data.numel():
+        return np.empty(0, np.int64)
+    if data.data_ptr() % ID_BYTES:
+        data = data.clone()
+    return data.view(torch.int64).numpy()
+
+
+def ascends(ids: Ids) -> bool:
+    """Say whether numbers ascend, each once."""
+    return bool(np.all(ids[1:] > ids[:-1]))

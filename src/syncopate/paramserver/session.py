@@ -1,0 +1,351 @@
+"""Session: a worker in its job: sockets, membership, and what is under way to and from servers.
+
+A thread that waits sends and receives. Each session also has a thread that does so while none
+waits, so that backward goes on while gradients travel, and one that says that this worker is alive.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+import zmq
+
+from syncopate.errors import ParameterServerError
+from syncopate.paramserver.driver import Driven, Driver, Handle, Pending
+from syncopate.paramserver.job import Job
+from syncopate.paramserver.node import Node, new_token
+from syncopate.paramserver.tensors import frame_of
+from syncopate.paramserver.wire.faults import faults_from
+from syncopate.paramserver.wire.security import load_key
+from syncopate.paramserver.wire.sockets import Arrival, Wire
+from syncopate.paramserver.wire.tap import Tap
+from syncopate.protocol import actions as act
+from syncopate.protocol import messages as msg
+from syncopate.protocol.actions import Action
+from syncopate.protocol.bundle import Place
+from syncopate.protocol.layout import Layout
+from syncopate.protocol.limits import Limits
+from syncopate.protocol.messages import Refusal
+from syncopate.protocol.piece import Slice, TableSlice
+from syncopate.protocol.rules import Rules
+from syncopate.protocol.worker import WorkerMachine
+
+QUEUE_BYTES = 1 << 30
+"""Bytes of pushes that may be under way; beyond, a push waits."""
+
+_POLL_S = 0.25
+
+Each = Callable[[WorkerMachine, Slice, Place], list[Action]]
+"""What to do of a slice, or of a part of a bundle that was cut."""
+
+
+class Session:
+    """A worker in its job.
+
+    Attributes:
+        driver: which thread drives it.
+        pending: what was submitted and is not over.
+        machine: the worker's protocol; None before anything was declared.
+        error: what ended it; None: nothing did.
+    """
+
+    def __init__(self, job: Job, limits: Limits) -> None:
+        """Join the job; return when all servers and workers are there.
+
+        Raises:
+            ArtifactError: the key cannot be read.
+            ParameterServerError: the job was not complete in time.
+        """
+        self.pending = Pending()
+        self.machine: WorkerMachine | None = None
+        self.error: ParameterServerError | None = None
+        self._limits = limits
+        self._token = new_token()
+        register = msg.Register(msg.PROTOCOL, job.name, msg.WORKER, self._token, rank=job.rank)
+        key = load_key(job.key)
+        self._wire = Wire(key, limits, Tap(msg.WORKER), faults_from(os.environ))
+        self._node = Node(self._wire, register, limits, job.scheduler)
+        self._roster: msg.Roster | None = None
+        self._layout: Layout | None = None
+        self._mode = ""
+        self._joined = threading.Event()
+        self._over = False
+        driven = Driven(
+            over=lambda: self._over,
+            busy=lambda: not self._idle(),
+            submitted=self._submitted,
+            step=self._step,
+            wake=self._wire.wake,
+            end=self._end,
+        )
+        self.driver = Driver(driven, "syncopate-worker")
+        self.driver.start()
+        while not self._joined.wait(_POLL_S):
+            pass
+        if self.error is not None or self._roster is None:
+            self.driver.join()
+            raise self.error or ParameterServerError("the job ended before it began")
+
+    @property
+    def roster(self) -> msg.Roster:
+        """All nodes."""
+        assert self._roster is not None
+        return self._roster
+
+    def now_s(self) -> float:
+        """Return the time by which this worker waits."""
+        return self._node.now_s()
+
+    def require_going(self) -> None:
+        """Refuse to go on where something ended the job.
+
+        Raises:
+            ParameterServerError: it says what.
+        """
+        if self.error is not None:
+            raise self.error
+
+    def declare(self, layout: Layout, rules: Rules) -> None:
+        """Let the servers keep tensors; once."""
+
+        def declare() -> None:
+            self._layout, self._mode = layout, rules.mode
+            if self.machine is None:
+                self._begin(layout, rules)
+            else:
+                self._do(self.machine.declare(layout, rules))
+                self._wire.tap.bundles(layout, rules.mode, self.machine.bundles)
+
+        self._call(declare)
+
+    def declare_table(self, slices: Sequence[TableSlice]) -> None:
+        """Let the servers keep a table."""
+
+        def declare() -> None:
+            if self.machine is None:
+                self._begin(None, slices[0].rules)
+            assert self.machine is not None
+            self._do(self.machine.declare_table(slices))
+
+        self._call(declare)
+
+    def handle(self, parts: int, nbytes: int = 0) -> Handle:
+        """Return what waits for ``parts`` slices, once there is room for ``nbytes`` of pushes."""
+        if not nbytes:
+            return Handle(self.driver, parts, None)
+        room = self.pending.room
+        room.reserve(nbytes, QUEUE_BYTES, lambda: self.error is not None)
+        return Handle(self.driver, parts, lambda: room.release(nbytes))
+
+    def submit(self, slices: Sequence[Slice], each: Each, handle: Handle) -> None:
+        """Let the driving thread do what ``each`` says of each slice, and of each part of it."""
+
+        def submit() -> None:
+            assert self.machine is not None
+            for piece in slices:
+                actions, parts = self.machine.parts(piece)
+                self._do(actions)
+                handle.more(len(parts) - 1)
+                for place in parts:
+                    self._do(each(self.machine, piece, place))
+
+        self._call(submit, handle)
+
+    def close(self, timeout_s: float | None) -> None:
+        """Wait until all pushes are over, and leave the job.
+
+        Raises:
+            ParameterServerError: the job failed, or the time is over.
+        """
+        until_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while not self._over and not self._idle() and time.monotonic() <= until_s:
+            if not self.driver.drive(lambda: self._idle() or time.monotonic() > until_s):
+                time.sleep(0.002)  # another thread drives
+        late = not self._over and not self._idle()
+        self._end_by(self._leave)
+        if self.error is not None:
+            raise self.error
+        if late:
+            raise ParameterServerError(f"pushes were not over within {timeout_s:g} s (timeout_s)")
+
+    def give_up(self, reason: str) -> None:
+        """End the job at once."""
+        self._end_by(lambda: self._give_up(ParameterServerError(reason)))
+
+    def _call(self, function: Callable[[], None], handle: Handle | None = None) -> None:
+        """Let the driving thread call ``function``; at once if none drives."""
+        if self.error is not None:
+            raise self.error
+        if self._over:
+            raise ParameterServerError("this store is closed")
+        self.pending.call(function, handle)
+        self.driver.submit()
+        if self._over:  # perhaps just before, and then no thread looked at it
+            raise self.error or ParameterServerError("this store is closed")
+
+    def _end_by(self, function: Callable[[], None]) -> None:
+        """Call ``function``, which ends it all, and wait for the end."""
+        if not self._over:
+            self.pending.call(function)
+            self.driver.submit()
+        self.driver.join()
+
+    def _idle(self) -> bool:
+        machine, joined = self.machine, self._roster is not None
+        return joined and not self.pending.calls and (machine is None or machine.idle)
+
+    # From here on: what the driving thread does.
+
+    def _submitted(self) -> None:
+        try:
+            while self.pending.calls and self.error is None:
+                call = self.pending.calls[0]
+                call.function()
+                # Only now: until then close() must not take this worker for idle.
+                if self.pending.calls and self.pending.calls[0] is call:
+                    self.pending.calls.popleft()
+        except BaseException as error:  # the waits have to hear of it
+            self._broken(error)
+
+    def _step(self, timeout_s: float) -> None:
+        self._submitted()
+        if self._over:
+            return
+        try:
+            self._wire.flush()
+        except BaseException as error:
+            self._broken(error)
+        try:
+            self._wire.wait(timeout_s)  # a caller interrupted here may go on
+        except zmq.ZMQError as error:
+            self._broken(error)
+        try:
+            self._node.take_in(self._do, self._take, self._tick)
+        except BaseException as error:
+            self._broken(error)
+
+    def _broken(self, error: BaseException) -> None:
+        """Give up; leave it to callers' threads to be interrupted."""
+        self._give_up(ParameterServerError(f"worker: {type(error).__name__}: {error}"))
+        if not isinstance(error, Exception):
+            raise error
+
+    def _end(self) -> None:
+        self._over = True
+        self.pending.fail(ParameterServerError("this store is closed"))
+        self._joined.set()
+        self._node.part()
+        self._node.close()
+
+    def _begin(self, layout: Layout | None, rules: Rules) -> None:
+        roster = self.roster
+        self.machine = WorkerMachine(roster, self._token, layout, rules, self._limits)
+        for rank, address in enumerate(roster.servers):
+            self._wire.connect(rank, address)
+        if layout is not None:
+            self._wire.tap.bundles(layout, rules.mode, self.machine.bundles)
+        self._do(self.machine.connect(self._node.now_s()))
+
+    def _leave(self) -> None:
+        self._node.member.leave()
+        self._over = True
+
+    def _take(self, arrival: Arrival) -> None:
+        if self.machine is None or not isinstance(arrival.peer, int):
+            return
+        try:
+            message, payload = self._wire.opened(msg.FromServer, arrival)
+        except Refusal as refusal:
+            self.machine.refused[refusal.kind] += 1
+            return
+        size = None if payload is None else len(payload)
+        for action in self.machine.receive(arrival.peer, message, size, self._node.now_s()):
+            if isinstance(action, act.Fill):
+                assert payload is not None
+                self.pending.arrived(action, payload)
+            else:
+                self._do([action])
+
+    def _tick(self, now_s: float) -> None:
+        if self.machine is not None:
+            self._do(self.machine.tick(now_s))
+
+    def _do(self, actions: list[Action]) -> None:
+        for action in actions:
+            if self.error is not None:
+                return
+            if isinstance(action, act.SendPush):
+                self._send_push(action)
+            elif isinstance(action, act.SendPull):
+                self._send_pull(action)
+            elif isinstance(action, act.Send):
+                self._node.send(action)
+            elif isinstance(action, act.Told):
+                self._told(action.message)
+            elif isinstance(action, act.Released):
+                self.pending.released((action.key, action.sequence))
+            elif isinstance(action, act.Split):
+                self.pending.split(action.cut)
+                assert self._layout is not None
+                self._wire.tap.bundles(self._layout, self._mode, action.cut.parts)
+            else:
+                self._manage(action)
+
+    def _send_push(self, action: act.SendPush) -> None:
+        push, machine = action.message, self.machine
+        assert isinstance(push, msg.Push)
+        assert machine is not None
+        pushed = self.pending.pushed[push.key, push.sequence]
+        frame = frame_of(pushed.part(push), self._wire.let_go)
+        self._wire.send(
+            action.to,
+            push,
+            action.priority,
+            frame,
+            lambda: machine.sent(push.key, self._node.now_s()),
+        )
+
+    def _send_pull(self, action: act.SendPull) -> None:
+        pull = action.message
+        assert isinstance(pull, msg.Pull)
+        asked = self.pending.pulled[pull.key, pull.request].asked
+        assert asked is not None
+        frame = frame_of(asked, self._wire.let_go)
+        self._wire.send(action.to, pull, action.priority, frame)
+
+    def _told(self, said: msg.Message) -> None:
+        """Take note of what the scheduler said about others."""
+        machine, roster = self.machine, self._roster
+        if isinstance(said, msg.Roster):
+            self._roster = said
+            self._joined.set()
+        elif isinstance(said, msg.Moved):
+            if roster is not None:
+                servers = list(roster.servers)
+                servers[said.rank] = said.address
+                self._roster = msgspec.structs.replace(roster, servers=tuple(servers))
+            if machine is not None:
+                self._wire.connect(said.rank, said.address)
+                self._do(machine.moved(said, self._node.now_s()))
+        elif isinstance(said, msg.Lost) and machine is not None:
+            self._do(machine.lost(said.rank, said.silent_s))
+
+    def _manage(self, action: Action) -> None:
+        if isinstance(action, act.Forget):
+            self._wire.forget(action.peer)
+        elif isinstance(action, act.Stop):
+            self._over = True
+        elif isinstance(action, act.Fail):
+            self._give_up(ParameterServerError(action.reason, action.ranks))
+
+    def _give_up(self, error: ParameterServerError) -> None:
+        """Let all waits know that it is over."""
+        self._node.member.fail(str(error))
+        self.error = error
+        self._over = True
+        self.pending.fail(error)
