@@ -26,6 +26,7 @@ from syncopate.engine.checks.soundness import Given, checks
 from syncopate.engine.engine import Engine
 from syncopate.engine.model.module import attach
 from syncopate.engine.model.state import Buffers, broadcast_tensors
+from syncopate.engine.published import publish_if_asked
 from syncopate.engine.recording import tell
 from syncopate.engine.selfplan.start import start
 from syncopate.engine.selfplan.wishes import Asked, Wishes
@@ -168,6 +169,7 @@ def _begin(
             if first.companion is not None:
                 first.companion.start()
         attach(model, engine)
+        publish_if_asked(engine)
     except BaseException:
         engine.detach()
         raise

@@ -82,8 +82,8 @@ class KVStore:
         self._limits = (limits or Limits()).require_valid()
         self._token = new_token()
         register = msg.Register(msg.PROTOCOL, job.name, msg.WORKER, self._token, rank=job.rank)
-        key = load_key(job.key)
-        self._wire = Wire(key, self._limits, Tap(msg.WORKER), faults_from(os.environ))
+        tap = Tap(msg.WORKER, lambda: self.refused)
+        self._wire = Wire(load_key(job.key), self._limits, tap, faults_from(os.environ))
         self._node = Node(self._wire, register, self._limits, job.scheduler)
         self._machine: WorkerMachine | None = None
         self._roster: msg.Roster | None = None
