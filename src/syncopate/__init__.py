@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from syncopate.delay import Delay, LocalSGD
     from syncopate.engine.distribute import distribute
     from syncopate.engine.exchange.optimizers import declare_optimizer
+    from syncopate.engine.published import publish
     from syncopate.errors import (
         ArtifactError,
         CalibrationError,
@@ -48,11 +49,13 @@ if TYPE_CHECKING:
     from syncopate.planning.whatif.study import whatif
     from syncopate.profiling.estimate import estimate
     from syncopate.profiling.profile import profile
+    from syncopate.profiling.ready import workload_of
     from syncopate.runs.analyze import analyze
     from syncopate.runs.compare import difference
     from syncopate.runs.explain import explain
     from syncopate.runs.page import report
     from syncopate.runs.replay import replay
+    from syncopate.runs.watch import watch
     from syncopate.runs.workload import recorded_workload
     from syncopate.simulation.ranks import Variation
     from syncopate.simulation.timeline import simulate
@@ -96,6 +99,7 @@ __all__ = [
     "make_plan",
     "pause",
     "profile",
+    "publish",
     "read_logs",
     "recorded_workload",
     "replay",
@@ -103,13 +107,16 @@ __all__ = [
     "simulate",
     "trace",
     "validate",
+    "watch",
     "whatif",
+    "workload_of",
 ]
 
 _MODULES = {
     "calibrate": "calibration.calibrate",
     "estimate": "profiling.estimate",
     "profile": "profiling.profile",
+    "workload_of": "profiling.ready",
     "recorded_workload": "runs.workload",
     "read_logs": "calibration.logs.read",
     "replay": "runs.replay",
@@ -119,6 +126,7 @@ _MODULES = {
     "LocalSGD": "delay",
     "distribute": "engine.distribute",
     "declare_optimizer": "engine.exchange.optimizers",
+    "publish": "engine.published",
     "ArtifactError": "errors",
     "CalibrationError": "errors",
     "CollectiveError": "errors",
@@ -143,6 +151,7 @@ _MODULES = {
     "difference": "runs.compare",
     "explain": "runs.explain",
     "report": "runs.page",
+    "watch": "runs.watch",
     "Timeline": "artifacts.timeline",
     "pause": "tracing.capture",
     "trace": "tracing.capture",
