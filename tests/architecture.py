@@ -15,6 +15,7 @@ VOCABULARY = {
     "artifacts",
     "delay",
     "output",
+    "ports",
     "ranks",
     "reading",
     "recipe",
@@ -32,6 +33,7 @@ EFFECTS = {
     "paramserver",
     "tracing",
     "lab",
+    "metrics",
     "validation",
     "zoo",
 }
@@ -48,14 +50,15 @@ ARROWS: dict[str, set[str]] = {
     "analysis": VOCABULARY,
     "zoo": VOCABULARY,
     "lab": VOCABULARY,
+    "metrics": VOCABULARY,
     "collectives": VOCABULARY | PURE,
     "tracing": VOCABULARY | {"collectives"},
     "c10d": VOCABULARY | PURE | {"collectives"},
     "benchmarking": VOCABULARY | PURE | {"collectives", "tracing"},
     "calibration": VOCABULARY | PURE | {"collectives", "tracing"},
     "profiling": VOCABULARY | PURE | {"collectives", "tracing", "zoo"},
-    "engine": VOCABULARY | PURE | {"calibration", "collectives", "profiling", "tracing"},
-    "paramserver": VOCABULARY | PURE | {"collectives", "lab", "tracing"},
+    "engine": VOCABULARY | PURE | {"calibration", "collectives", "metrics", "profiling", "tracing"},
+    "paramserver": VOCABULARY | PURE | {"collectives", "lab", "metrics", "tracing"},
     "validation": VOCABULARY
     | PURE
     | {"calibration", "collectives", "engine", "lab", "paramserver", "profiling", "tracing", "zoo"},
@@ -69,7 +72,7 @@ ARROWS: dict[str, set[str]] = {
 }
 """Room -> rooms it may import. Every room may import itself."""
 
-ONLY = {("profiling", "zoo"): {"zoo.task"}, ("paramserver", "lab"): {"lab.stops"}}
+ONLY = {("profiling", "zoo"): {"zoo.ready", "zoo.task"}, ("paramserver", "lab"): {"lab.stops"}}
 """(from, to) -> the only modules of the second room that the first may import."""
 
 ONLY_FROM = {

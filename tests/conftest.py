@@ -162,6 +162,7 @@ EXTRAS = {
     f"{_RANKS}/benchmarking/test_mpi.py": "mpi4py and mpirun",
     f"{_RANKS}/delay/test_diloco.py": "torchft",
     "tests/unit/tracing/foreign/test_readers.py": "HolisticTraceAnalysis, protoc, Perfetto",
+    "tests/test_deploy.py": "kubernetes-validate, dockerfile-parse",
     "tests/unit/cli/test_completion.py": "zsh and fish",
     "tests/unit/reports/test_run_page_in_browser.py": "Chromium and its driver",
 }

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from syncopate.engine.ddp.wrap import ddp
     from syncopate.engine.distribute import Distributed, distribute
     from syncopate.engine.exchange.optimizers import declare_optimizer
+    from syncopate.engine.published import publish
     from syncopate.errors import (
         ArtifactError,
         CalibrationError,
@@ -53,11 +54,13 @@ if TYPE_CHECKING:
     from syncopate.planning.whatif.study import whatif
     from syncopate.profiling.estimate import estimate
     from syncopate.profiling.profile import profile
+    from syncopate.profiling.ready import workload_of
     from syncopate.runs.analyze import analyze
     from syncopate.runs.compare import difference
     from syncopate.runs.explain import explain
     from syncopate.runs.page import report
     from syncopate.runs.replay import replay
+    from syncopate.runs.watch import watch
     from syncopate.runs.workload import recorded_workload
     from syncopate.simulation.ranks import Variation
     from syncopate.simulation.timeline import simulate
@@ -104,6 +107,7 @@ __all__ = [
     "make_plan",
     "pause",
     "profile",
+    "publish",
     "read_logs",
     "recorded_workload",
     "register_backend",
@@ -112,13 +116,16 @@ __all__ = [
     "simulate",
     "trace",
     "validate",
+    "watch",
     "whatif",
+    "workload_of",
 ]
 
 _MODULES = {
     "calibrate": "calibration.calibrate",
     "estimate": "profiling.estimate",
     "profile": "profiling.profile",
+    "workload_of": "profiling.ready",
     "recorded_workload": "runs.workload",
     "read_logs": "calibration.logs.read",
     "replay": "runs.replay",
@@ -130,6 +137,7 @@ _MODULES = {
     "Distributed": "engine.distribute",
     "distribute": "engine.distribute",
     "declare_optimizer": "engine.exchange.optimizers",
+    "publish": "engine.published",
     "ArtifactError": "errors",
     "CalibrationError": "errors",
     "CollectiveError": "errors",
@@ -156,6 +164,7 @@ _MODULES = {
     "difference": "runs.compare",
     "explain": "runs.explain",
     "report": "runs.page",
+    "watch": "runs.watch",
     "Timeline": "artifacts.timeline",
     "pause": "tracing.capture",
     "trace": "tracing.capture",

@@ -257,6 +257,25 @@ def bandwidths(timeline: Timeline) -> tuple[Bandwidth, ...]:
     return tuple(result)
 
 
+def bus_of_each(timeline: Timeline) -> dict[int, float]:
+    """Return what the messages of each rank reached on the bus, in bytes/s, all kinds together.
+
+    That is the bytes times the factors of their collectives, over the time in which at least one
+    was transferring.
+    """
+    found = collectives(timeline)
+    if not len(found):
+        return {}
+    spans, ranks = found.spans, found.spans.rank[found.rows]
+    there, group = np.unique(ranks, return_inverse=True)
+    moving = pieces(group, found.moves_s, spans.end_s[found.rows])
+    lasts_s = lengths_s(moving, moving.counts[0] > 0, len(there))
+    factors = _bus_factors(found, members(timeline))[found.of]
+    on_bus = np.bincount(group, spans.nbytes[found.rows] * factors, len(there))
+    rates = np.divide(on_bus, lasts_s, out=np.zeros(len(there)), where=lasts_s > 0)
+    return dict(zip(there.tolist(), rates.tolist(), strict=True))
+
+
 def members(timeline: Timeline) -> Numbers:
     """Return how many ranks take part in each collective, recorded or not.
 

@@ -61,6 +61,8 @@ def bench(
     effort: Effort | None = None,
     progress: Progress | None = None,
     cluster: Cluster | None = None,
+    *,
+    keep: Callable[[Benchmark], object] | None = None,
 ) -> Benchmark:
     """Measure ``sweep``; return the same on all ranks, every one of which must call it.
 
@@ -71,6 +73,7 @@ def bench(
         progress: called before every size.
         cluster: what is known of the ranks; the communicator uses it from now on, algorithms run
             with the options that suit it and the size, and ``"auto"`` takes part.
+        keep: called after each size with what is measured so far.
 
     Raises:
         InvalidValueError: no such root, a dtype too narrow to verify sums of so many ranks, or
@@ -92,28 +95,42 @@ def bench(
     with line_up(communicator, sweep, hosts, cluster) as field:
         contenders = field.contenders
         points: dict[str, list[Point]] = {one.name: [] for one in contenders}
+        facts = {**_facts(cluster), **field.facts}
         for index, count in enumerate(sweep.counts):
             nbytes = count * dtype_bytes(sweep.dtype)
             say(progress, f"{sweep.collective} {format_bytes(nbytes)}", index / len(sweep.counts))
             calls = {one.name: one.at(nbytes) for one in contenders}
             for name, point in _Size(communicator, sweep, count).measure(calls, effort).items():
                 points[name].append(point)
+            series = tuple(
+                Series(contender=one.name, peer=one.peer, points=tuple(points[one.name]))
+                for one in contenders
+            )
+            found = _benchmark(sweep, effort, hosts, series, facts)
+            if keep is not None:
+                keep(found)
     say(progress, "measured", 1.0)
-    found = Benchmark(
+    agreed: Benchmark = communicator.broadcast_object(found)
+    return agreed
+
+
+def _benchmark(
+    sweep: Sweep,
+    effort: Effort,
+    hosts: tuple[str, ...],
+    series: tuple[Series, ...],
+    facts: dict[str, str],
+) -> Benchmark:
+    return Benchmark(
         collective=sweep.collective,
         dtype=sweep.dtype,
         root=sweep.root if conditions(sweep.collective).rooted else -1,
         mode=effort.mode,
         warmup=effort.warmup,
         hosts=hosts,
-        series=tuple(
-            Series(contender=one.name, peer=one.peer, points=tuple(points[one.name]))
-            for one in contenders
-        ),
-        metadata={**_facts(cluster), **field.facts},
+        series=series,
+        metadata=facts,
     )
-    agreed: Benchmark = communicator.broadcast_object(found)
-    return agreed
 
 
 class _Size:

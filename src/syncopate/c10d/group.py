@@ -245,7 +245,7 @@ class Group(ProcessGroup):  # type: ignore[misc]
         results = [tensor for each in outputs for tensor in each]
         return self._submit(f"{planned.recipe.label}, {whole.shape}", body, results, opts)
 
-    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Submitted:  # noqa: A002
+    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Submitted:
         """Fill ``output`` with the ranks' ``input``, one after the other."""
         return self.all_gather_single_coalesced([output], [input], opts)
 
@@ -337,7 +337,7 @@ class Group(ProcessGroup):  # type: ignore[misc]
         label = f"{planned.recipe.label}{reduction.label}, {given.shape}"
         return self._submit(label, body, outputs, opts)
 
-    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Submitted:  # noqa: A002
+    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Submitted:
         """Reduce ``input`` over the ranks, and leave each rank its equal part in ``output``."""
         return self.reduce_scatter_single_coalesced([output], [input], opts)
 
@@ -374,7 +374,7 @@ class Group(ProcessGroup):  # type: ignore[misc]
     def all_to_all_single(
         self,
         output: Tensor,
-        input: Tensor,  # noqa: A002 - torch's name
+        input: Tensor,
         output_split_sizes: Sequence[int] | None = None,
         input_split_sizes: Sequence[int] | None = None,
         opts: Any = None,

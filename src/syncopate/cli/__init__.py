@@ -29,13 +29,14 @@ _PACKAGES = {"zmq": "pyzmq", "sklearn": "scikit-learn", "torch": "'torch>=2.11,<
 def main() -> int:
     """Run the command line on ``sys.argv``; return the exit code.
 
-    0 is success, 2 a wrong value, name or file, 1 any other refusal, 130 an interrupt.
+    0 is success, 2 a wrong value, name or file, 1 any other refusal, 130 an interrupt, 143 SIGTERM
+    to what keeps what it has.
     """
     _show_what_cannot_be_encoded()
     try:
         return _run()
-    except KeyboardInterrupt:  # while packages are still being imported, too
-        return INTERRUPTED
+    except KeyboardInterrupt as interrupt:  # while packages are still being imported, too
+        return int(getattr(interrupt, "exit_code", INTERRUPTED))  # another after SIGTERM
     except SyncopateError as error:
         refusal = error
         cause: Exception = error

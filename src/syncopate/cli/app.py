@@ -28,6 +28,7 @@ from syncopate.cli.profile import profile
 from syncopate.cli.ps import ps
 from syncopate.cli.record import record
 from syncopate.cli.report import report
+from syncopate.cli.watch import watch
 
 app = typer.Typer(
     name="syncopate",
@@ -48,6 +49,7 @@ app.command()(replay)
 app.command()(whatif)
 app.command()(validate)
 app.command(context_settings={"allow_interspersed_args": False})(record)
+app.command()(watch)
 app.command()(analyze)
 app.command()(explain)
 app.command()(compare)

@@ -116,13 +116,14 @@ def _results(
     return {"output": output, "html": html, "full": full, "json": json}
 
 
-@grouped(what=_what, sizes=_sizes, effort=_effort, results=_results)
+@grouped(what=_what, sizes=_sizes, effort=_effort, results=_results, local=ranks.local_option)
 def bench(
     *,
     what: dict[str, Any],
     sizes: tuple[int, ...],
     effort: dict[str, Any],
     results: dict[str, Any],
+    local: int | None,
     cluster: Annotated[
         Path | None,
         typer.Option(
@@ -130,9 +131,6 @@ def bench(
             "-c",
             help="Choose options and `auto` by this calibration; `auto` calibrates otherwise.",
         ),
-    ] = None,
-    local: Annotated[
-        int | None, typer.Option(help="Start this many ranks on this machine; no torchrun needed.")
     ] = None,
 ) -> None:
     """Time a collective by several algorithms, in and out of place, and verify what it returns.
@@ -168,7 +166,7 @@ def bench(
     ranks.require_ranks("bench")
     title = f"measuring {sweep.collective}"
     with ranks.joined() as communicator, progress_bar(title) as progress:
-        benchmark = _measure(communicator, sweep, how, known, progress)
+        benchmark = _measure(communicator, sweep, how, known, progress, output=results["output"])
     if is_leader():
         _show(benchmark, **results)
     if benchmark.wrong:
@@ -185,7 +183,10 @@ def _measure(
     effort: Effort,
     known: Cluster | None,
     progress: ProgressFunction,
+    *,
+    output: Path,
 ) -> Benchmark:
+    """Measure; after each size rank 0 writes what there is, unless that is to be printed."""
     from syncopate.benchmarking.run import bench as measure
     from syncopate.calibration.calibrate import calibrate
     from syncopate.schedules.registry import AUTO
@@ -194,14 +195,21 @@ def _measure(
     cluster: Cluster | None = communicator.broadcast_object(known)
     if cluster is None and AUTO in sweep.algorithms:
         cluster = calibrate(communicator, collectives=(sweep.collective,), progress=progress)
-    return measure(communicator, sweep, effort, progress, cluster)
+    keeps = is_leader() and not is_standard_output(output)
+    keep = (lambda found: _named(found).save(output)) if keeps else None
+    return measure(communicator, sweep, effort, progress, cluster, keep=keep)
 
 
-def _show(benchmark: Benchmark, *, output: Path, html: Path | None, full: bool, json: bool) -> None:
+def _named(benchmark: Benchmark) -> Benchmark:
+    """Return a benchmark that says which command it is of."""
     from msgspec import structs
 
     command = shlex.join(["syncopate", *sys.argv[1:]])
-    benchmark = structs.replace(benchmark, metadata={**benchmark.metadata, "command": command})
+    return structs.replace(benchmark, metadata={**benchmark.metadata, "command": command})
+
+
+def _show(benchmark: Benchmark, *, output: Path, html: Path | None, full: bool, json: bool) -> None:
+    benchmark = _named(benchmark)
     benchmark.save(output)
     if html is not None:
         from syncopate.reports.pages.bench import bench_page

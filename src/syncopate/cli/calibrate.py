@@ -20,13 +20,15 @@ from syncopate.cli.common.console import (
     say_json,
     say_written,
 )
-from syncopate.cli.common.options import items
+from syncopate.cli.common.options import grouped, items
 from syncopate.errors import InvalidValueError
 from syncopate.units import parse_bytes
 
 
+@grouped(local=ranks.local_option)
 def calibrate(
     *,
+    local: int | None,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Where rank 0 writes the cluster; - prints it.")
     ] = Path("cluster.json"),
@@ -48,9 +50,6 @@ def calibrate(
     json: Annotated[
         bool, typer.Option("--json", help="Print the cluster as JSON instead of tables.")
     ] = False,
-    local: Annotated[
-        int | None, typer.Option(help="Start this many ranks on this machine; no torchrun needed.")
-    ] = None,
 ) -> None:
     """Measure links and collectives between the ranks and write the cluster.
 

@@ -9,9 +9,11 @@ from typing import Annotated
 
 import typer
 
-from syncopate.cli.common.console import err
+from syncopate.cli.common.console import err, show
 from syncopate.cli.common.options import grouped
+from syncopate.cli.common.ranks import take_ports
 from syncopate.errors import InvalidValueError
+from syncopate.metrics.place import VARIABLE, place_of
 from syncopate.paramserver.job import Job, job_from
 from syncopate.protocol.limits import Limits
 from syncopate.protocol.rules import ON_WORKER_LOSS
@@ -58,6 +60,22 @@ def _place(
     return {name: value for name, value in given.items() if value is not None}
 
 
+def _metrics(
+    *,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PLACE",
+            help="Publish Prometheus metrics: a port of this machine, host:port, or a directory.",
+        ),
+    ] = None,
+) -> None:
+    """Take note of where metrics are to be had; every part of a process looks there."""
+    if metrics is not None:
+        place_of(metrics, "--metrics")
+        os.environ[VARIABLE] = metrics
+
+
 def _limits(
     *,
     silence: Annotated[
@@ -84,11 +102,12 @@ def _limits(
 
 
 @ps.command()
-@grouped(place=_place, limits=_limits)
+@grouped(place=_place, limits=_limits, metrics=_metrics)
 def scheduler(
     *,
     place: dict[str, object],
     limits: Limits,
+    metrics: None,
     state: Annotated[
         Path | None,
         typer.Option("--state", metavar="DIR", help="Keep the run here, to go on after a crash."),
@@ -117,17 +136,22 @@ def scheduler(
 
 
 @ps.command()
-@grouped(place=_place, limits=_limits)
+@grouped(place=_place, limits=_limits, metrics=_metrics)
 def server(
     *,
     place: dict[str, object],
     limits: Limits,
+    metrics: None,
     own_host: Annotated[
         str | None, typer.Option("--own-host", help="Where the others reach this server.")
     ] = None,
     own_port: Annotated[
-        int, typer.Option("--own-port", help="Port of this server; 0: any free one.")
+        int, typer.Option("--own-port", help="Port of this server; 0: any free one, of --ports.")
     ] = 0,
+    ports: Annotated[
+        str | None,
+        typer.Option(metavar="FIRST-LAST", help="Ports to take a free one of, for firewalls."),
+    ] = None,
     state: Annotated[
         Path | None,
         typer.Option("--state", metavar="DIR", help="Keep state here, to go on after a crash."),
@@ -145,6 +169,7 @@ def server(
     from syncopate.paramserver.server import ParameterServer
     from syncopate.paramserver.wire.faults import faults_from
 
+    take_ports(ports)
     job = _job("server", place | ({} if own_host is None else {"host": own_host}))
     ParameterServer(
         job, port=own_port, state=state, limits=limits, faults=faults_from(os.environ)
@@ -210,6 +235,43 @@ def local(
         for line in ended.last_lines:
             _remark(f"  {line}", "red")
     raise typer.Exit(ended.exit_code)
+
+
+@ps.command()
+def status(
+    *,
+    address: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[HOST:PORT]", help="The scheduler; otherwise as the DMLC_ variables say."
+        ),
+    ] = None,
+    job_name: Annotated[str | None, typer.Option("--job", help="Name of the job.")] = None,
+    key: _Key = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Allow an address that is not local without a key.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print all values as JSON.")] = False,
+) -> None:
+    """Ask the scheduler of a job who is there, how far each is, and who is silent.
+
+    For example:
+
+      syncopate ps status 10.0.0.1:9091 --key job.key
+
+      syncopate ps status --json
+    """
+    from syncopate.paramserver.status import status as asked
+
+    given: dict[str, object] = {"name": job_name, "key": key, "insecure": insecure or None}
+    if address is not None:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal():
+            raise InvalidValueError("HOST:PORT", address, "such as 10.0.0.1:9091")
+        given |= {"uri": host.removeprefix("[").removesuffix("]"), "port": int(port)}
+    role = os.environ.get("DMLC_ROLE", "scheduler")
+    told = {name: value for name, value in given.items() if value is not None}
+    show(asked(_job(role, told)), json)
 
 
 @ps.command("key")

@@ -27,6 +27,7 @@ from syncopate.engine.checks.soundness import Given, checks
 from syncopate.engine.engine import Engine
 from syncopate.engine.model.module import attach
 from syncopate.engine.model.state import Buffers, broadcast_tensors
+from syncopate.engine.published import publish_if_asked
 from syncopate.engine.recording import tell
 from syncopate.engine.selfplan.start import start
 from syncopate.engine.selfplan.wishes import Asked, Wishes
@@ -128,7 +129,8 @@ def distribute(
             next forward, or ``"sharded"``, where each rank updates its share of the weights
             (docs/sharded.md); the faster of the first two when left out; not beside a plan.
             A :class:`~syncopate.KVStore`, where its servers hold and update the weights, and
-            tables of embeddings with ``sparse=True`` (docs/paramserver.md); a plan of the ``served`` exchange needs one beside it.
+            tables of embeddings with ``sparse=True`` (docs/paramserver.md); a plan of the
+            ``served`` exchange needs one beside it.
         delay: pull weights every so many steps and train on each rank's own between
             (docs/ssd_sgd.md), a :class:`~syncopate.delay.Delay` or its ``k``; from servers of mode
             ``ssgd``, where they are given, or of the ``sharded`` exchange, which it asks for. Or
@@ -199,6 +201,7 @@ def _begin(
             if first.companion is not None:
                 first.companion.start()
         attach(model, engine)
+        publish_if_asked(engine)
     except BaseException:
         engine.detach()
         raise

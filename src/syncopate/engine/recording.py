@@ -6,6 +6,7 @@ import hashlib
 import os
 import platform
 import secrets
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -53,6 +54,7 @@ class Recording:
 
     Attributes:
         member: who this process is in the run; known after :meth:`enrol`.
+        ending: called when the training is over.
     """
 
     member: captures.Member
@@ -67,6 +69,7 @@ class Recording:
         self._model = 0
         self._plan: Plan | None = None
         self._ran_on: dict[str, str] = {}
+        self.ending: list[Callable[[], None]] = []
 
     # -- for a reader -----------------------------------------------------------------------
 
@@ -182,6 +185,8 @@ class Recording:
     def close(self) -> None:
         """Stop recording."""
         captures.dismiss(self)
+        for end in self.ending:
+            end()
 
 
 def described(plan: Plan, dropped: int) -> dict[str, str]:

@@ -7,7 +7,7 @@ threads. Nothing is imported along with the package, so that a scheduler starts 
 file             what it does
 ===============  ===================================================================================
 ``job``          where the scheduler is, how many take part: the environment's DMLC variables
-``wire/``        how messages travel: sockets, keys, queues, and what the trace notes
+``wire/``        how messages travel: sockets, keys, queues, and what is noted and counted of them
 ``membership``   heartbeats, in a thread and on a connection of their own
 ``node``         what server and worker share: wire, membership, a loop
 ``durable``      files that outlive a loss of power; a scheduler's run on disk
@@ -22,6 +22,7 @@ file             what it does
 ``driver``       which thread drives a worker's sockets; handles of what it submitted
 ``session``      a worker in its job, and what is under way to and from servers
 ``worker``       the key-value store that a training script uses
+``status``       how a job stands, asked of its scheduler
 ``launch``       all of them on this machine
 ===============  ===================================================================================
 """

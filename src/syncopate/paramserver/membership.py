@@ -111,6 +111,7 @@ class Membership:
             with self._lock:
                 self._do(self._machine.receive(message, self._now_s()))
         with self._lock:
+            self._machine.figures = self._wire.tap.counters.figures()
             self._do(self._machine.tick(self._now_s(), self._wire.reaches(SCHEDULER)))
         self._send()
 

@@ -40,6 +40,7 @@ class Node:
             scheduler: the scheduler's address.
         """
         self.wire = wire
+        wire.tap.counters.queued = wire.queued
         self.member = membership(wire, register, limits, scheduler)
         self._ticked_s = 0.0
         self._clock = AwakeClock()

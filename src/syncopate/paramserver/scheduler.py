@@ -60,13 +60,15 @@ class Scheduler:
             seated=run.members if self._file is not None else None,
         )
         self._kept_changes = 0
-        tap = Tap(SCHEDULER)
+        tap = Tap(SCHEDULER, lambda: self.refused)
         self._wire = Wire(load_key(job.key), self._limits, tap)
         try:
             self._wire.listen(job.uri, job.port, CONTROL_BYTES)
         except BaseException:
             self._wire.close(0)
             raise
+        tap.counters.queued = self._wire.queued
+        tap.counters.here = lambda: self._machine.here
         tap.joined(self.run_id, 0, job.workers, job.servers)
         self._failure: ParameterServerError | None = None
 

@@ -79,7 +79,9 @@ class ParameterServer:
         self._refusals = RefusalLog("a server")
         # What workers say who heard of this server before it heard of them.
         self._early: deque[Arrival] = deque(maxlen=_EARLY)
-        wire = Wire(load_key(job.key), self._limits, Tap(msg.SERVER), faults)
+        tap = Tap(msg.SERVER, lambda: self.refused)
+        tap.counters.kept = self._kept
+        wire = Wire(load_key(job.key), self._limits, tap, faults)
         try:
             address = wire.listen(own_host(job), port)
             self._node = Node(wire, self._register(address), self._limits, job.scheduler)
@@ -92,6 +94,12 @@ class ParameterServer:
         """How many messages were refused so far, by reason."""
         counts = dict(self._machine.refused) if self._machine is not None else {}
         return counts | self._node.wire.turned_away
+
+    def _kept(self) -> tuple[int, int]:
+        """Return how many slices are kept, and the bytes of their weights."""
+        machine = self._machine
+        specs = () if machine is None else machine.specs
+        return len(specs), sum(spec.nbytes for spec in specs)
 
     def run(self) -> None:
         """Serve until the job is over; the process is the server's from here on.

@@ -67,8 +67,8 @@ class Session:
         self._limits = limits
         self._token = new_token()
         register = msg.Register(msg.PROTOCOL, job.name, msg.WORKER, self._token, rank=job.rank)
-        key = load_key(job.key)
-        self._wire = Wire(key, limits, Tap(msg.WORKER), faults_from(os.environ))
+        tap = Tap(msg.WORKER, lambda: self.refused)
+        self._wire = Wire(load_key(job.key), limits, tap, faults_from(os.environ))
         self._node = Node(self._wire, register, limits, job.scheduler)
         self._roster: msg.Roster | None = None
         self._layout: Layout | None = None
@@ -96,6 +96,11 @@ class Session:
         """All nodes."""
         assert self._roster is not None
         return self._roster
+
+    @property
+    def refused(self) -> dict[str, int]:
+        """How many messages were refused so far, by reason."""
+        return dict(self.machine.refused) if self.machine is not None else {}
 
     def now_s(self) -> float:
         """Return the time by which this worker waits."""

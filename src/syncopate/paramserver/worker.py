@@ -355,8 +355,7 @@ class KVStore:
     @property
     def refused(self) -> dict[str, int]:
         """How many messages were refused so far, by reason."""
-        machine = self._session.machine
-        return dict(machine.refused) if machine is not None else {}
+        return self._session.refused
 
     def _first(self, key: str, tensor: Tensor, state: Mapping[str, Tensor]) -> Handle:
         """Push the first value of a tensor, and what the optimizer remembers of it."""

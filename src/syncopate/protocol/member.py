@@ -27,6 +27,7 @@ class MemberMachine:
         roster: all nodes; None until the job is complete.
         over: whether the job is over for this process.
         out: whether it also has nothing more to say.
+        figures: what it says of itself in heartbeats; None: nothing.
     """
 
     def __init__(self, register: msg.Register, limits: Limits, scheduler: str) -> None:
@@ -40,6 +41,7 @@ class MemberMachine:
         self.roster: msg.Roster | None = None
         self.over = False
         self.out = False
+        self.figures: msg.Figures | None = None
         self._last_words: msg.Message | None = None
         self._parted_s: float | None = None
         self._register = register
@@ -75,7 +77,8 @@ class MemberMachine:
             return self._give_up(reason)
         if now_s - self._said_s < (self._limits.heartbeat_s if joined else REGISTER_S):
             return []
-        return self._say(msg.Heartbeat(self._register.token) if joined else self._register, now_s)
+        alive = msg.Heartbeat(self._register.token, self.figures)
+        return self._say(alive if joined else self._register, now_s)
 
     def receive(self, message: msg.Message, now_s: float) -> list[Action]:
         """Take in what the scheduler said."""

@@ -7,9 +7,10 @@ frame with its bytes as they lie in memory. Nothing is pickled.
 from       to                     messages
 =========  =====================  =================================================================
 any        scheduler              :class:`Register`, :class:`Heartbeat`, :class:`Leave`,
-                                  :class:`Failed`
+                                  :class:`Failed`, :class:`Status`
 scheduler  any                    :class:`Roster`, :class:`Heartbeat`, :class:`Lost`, :class:`Left`,
-                                  :class:`Moved`, :class:`Finish`, :class:`Abort`
+                                  :class:`Moved`, :class:`Finish`, :class:`Abort`,
+                                  :class:`Standing`
 worker     server                 :class:`Hello`, :class:`Declare`, :class:`Push` and :class:`Begin`
                                   with a payload, :class:`Query`, :class:`Pull`,
                                   :class:`PullState`; of tables :class:`DeclareTable`,
@@ -106,10 +107,77 @@ class Roster(Message, frozen=True):
     durable: bool = False
 
 
+class Figures(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What a node says of itself, for people.
+
+    Attributes:
+        step: of a worker, the most pushes of any slice that it sent; of a server, the highest
+            version of any slice.
+        slices: that a server keeps.
+        nbytes: of the weights in them.
+        queued: messages that wait to be sent.
+        refused: messages that were.
+    """
+
+    step: Number = 0
+    slices: Number = 0
+    nbytes: Number = 0
+    queued: Number = 0
+    refused: Number = 0
+
+
 class Heartbeat(Message, frozen=True):
-    """A sign of life; the scheduler answers with one of its own."""
+    """A sign of life; the scheduler answers with one of its own.
+
+    Attributes:
+        token: of the sender.
+        figures: what it says of itself; None: nothing.
+    """
 
     token: Token
+    figures: Figures | None = None
+
+
+class Status(Message, frozen=True):
+    """Somebody who knows the job's name asks how it stands; who is no member may."""
+
+    job: Text
+
+
+class NodeStanding(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What a scheduler knows of one node.
+
+    Attributes:
+        role: server or worker.
+        rank: that it has; -1: none yet.
+        state: whether it is here.
+        silent_s: since when it said nothing.
+        address: of a server.
+        figures: what it said of itself last.
+    """
+
+    role: Literal["server", "worker"]
+    rank: Annotated[int, Meta(ge=-1, lt=2**16)]
+    state: Literal["here", "lost", "left"]
+    silent_s: float
+    address: Address = ""
+    figures: Figures = Figures()
+
+
+class Standing(Message, frozen=True):
+    """The answer to :class:`Status`. It has no token, with which one could take a node's place.
+
+    Attributes:
+        complete: whether all nodes came.
+        servers: how many there are to be.
+        workers: how many there are to be.
+        nodes: those that came, by role and rank.
+    """
+
+    complete: bool
+    servers: Number
+    workers: Number
+    nodes: tuple[NodeStanding, ...]
 
 
 class Lost(Message, frozen=True):
@@ -368,8 +436,8 @@ class TableState(Weights, frozen=True):
     state: States = ()
 
 
-ToScheduler = Register | Heartbeat | Leave | Failed
-FromScheduler = Roster | Heartbeat | Lost | Left | Moved | Finish | Abort | Refused
+ToScheduler = Register | Heartbeat | Leave | Failed | Status
+FromScheduler = Standing | Roster | Heartbeat | Lost | Left | Moved | Finish | Abort | Refused
 _OfTables = DeclareTable | PushRows | BeginRows | PullRows | PullTable
 ToServer = Hello | Declare | Push | Begin | Query | Pull | PullState | _OfTables
 FromServer = Welcome | HelloWanted | Ack | Weights | State | Rows | TableState | Abort | Refused

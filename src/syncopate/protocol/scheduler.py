@@ -41,6 +41,7 @@ class Member(msgspec.Struct):
         settled: whether it said that it lives since it knows its rank. A server that keeps state
             has by then written down whose it is.
         reached_s: after how much silence there was a connection to it; infinite: there is none.
+        figures: what it said of itself last.
     """
 
     register: msg.Register
@@ -50,6 +51,7 @@ class Member(msgspec.Struct):
     state: Literal["here", "lost", "left"] = "here"
     settled: bool = False
     reached_s: float = 0.0
+    figures: msg.Figures = msg.Figures()
 
 
 class Seated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -152,6 +154,8 @@ class SchedulerMachine:
     def receive(self, peer: Peer, message: msg.Message, now_s: float) -> list[Action]:
         """Take in what ``peer`` said."""
         try:
+            if isinstance(message, msg.Status):
+                return self._standing(peer, message, now_s)
             if self.over:
                 return self._part(peer, message, now_s)
             if isinstance(message, msg.Register):
@@ -161,6 +165,25 @@ class SchedulerMachine:
         except Refusal as refusal:
             return self.refuse(peer, refusal)
         return self.refuse(peer, Refusal(msg.UNKNOWN, "a scheduler takes no such message"))
+
+    def _standing(self, peer: Peer, asked: msg.Status, now_s: float) -> list[Action]:
+        """Answer who asks how the job stands; [Note: strangers]."""
+        if asked.job != self._job:
+            raise Refusal(msg.OTHER_RUN, f"job {asked.job!r}; the job here has another name")
+        nodes = tuple(
+            msg.NodeStanding(
+                member.register.role,
+                member.rank,
+                member.state,
+                max(now_s - member.heard_s, 0.0),
+                member.register.address,
+                member.figures,
+            )
+            for role in self._wanted
+            for member in sorted(self._all(role), key=lambda one: one.rank)
+        )
+        wanted = self._wanted
+        return [act.Send(peer, msg.Standing(self._complete, wanted[SERVER], wanted[WORKER], nodes))]
 
     def is_stranger(self, message: msg.Message) -> bool:
         """Say whether who said ``message`` is no member."""
@@ -405,6 +428,7 @@ class SchedulerMachine:
         if isinstance(message, msg.Failed):
             return self.abort(f"{self._name(member)}: {message.reason}")
         if isinstance(message, msg.Heartbeat):
+            member.figures = message.figures or member.figures
             return [_heard(peer), *missed]
         left = msg.Left(max(member.rank, 0))
         if member.state == "left":

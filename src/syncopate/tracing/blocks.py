@@ -114,6 +114,29 @@ def walk(file: BinaryIO) -> Iterator[tuple[bool, bytes]]:
             yield fields[1] == NOTE, payload
 
 
+def whole_blocks(file: BinaryIO, at: int) -> tuple[list[tuple[bytes, bytes]], int]:
+    """Return the whole blocks of a file that grows, from a place on.
+
+    Args:
+        file: of version 2.
+        at: where to begin: 0, or what the call before returned.
+
+    Returns:
+        The kind and payload of each block that is not damaged; and where they end.
+    """
+    file.seek(at)
+    data, place = file.read(), 0
+    found: list[tuple[bytes, bytes]] = []
+    while (begin := place if _frame_at(data, place) else _first(data, place + 1)) is not None:
+        block = _block_at(data, begin)
+        if block is None:
+            break
+        if block.payload is not None:
+            found.append((block.kind, block.payload))
+        place = block.end
+    return found, at + place
+
+
 def read_blocks(path: str | os.PathLike[str]) -> tuple[bytes, Blocks]:
     """Read a file's first line, and what is whole behind it.
 

@@ -91,9 +91,31 @@ def read_run(
         raise InvalidValueError("last", last, "at least 1")
     directory = Path(directory)
     remarks: list[str] = []
-    files, nodes = _of_last_run(*_files(directory, remarks, progress), remarks)
-    found = {one.header.rank: one for one in files}
-    del files  # or records would stay when there are spans of them
+    files, nodes = _files(directory, remarks, progress)
+    found = of_last_run(files, nodes, remarks)
+    files.clear()  # or records would stay when there are spans of them
+    return run_of(directory, *found, last, remarks)
+
+
+def run_of(
+    directory: Path,
+    found: dict[int, Written],
+    nodes: Sequence[NodeFile],
+    last: int,
+    remarks: list[str],
+) -> Run:
+    """Return what files of one run say.
+
+    Args:
+        directory: where they lie.
+        found: rank -> its file; left without records.
+        nodes: files of the nodes of a parameter server.
+        last: how many iterations to show, the last ones.
+        remarks: what is said already.
+
+    Raises:
+        ArtifactError: none of them holds an iteration.
+    """
     remarks += _shortcomings(found) if found else ()
     served = served_of(nodes, remarks, *_told(found)) if nodes else None
     by_messages = served if not found else None
@@ -152,10 +174,10 @@ def _files(
     return files, nodes
 
 
-def _of_last_run(
+def of_last_run(
     files: Sequence[Written], nodes: Sequence[NodeFile], remarks: list[str]
-) -> tuple[list[Written], list[NodeFile]]:
-    """Return the files of the run that began last: of its ranks, and of the job they joined."""
+) -> tuple[dict[int, Written], list[NodeFile]]:
+    """Return the files of the run that began last, by rank, and of the job that it joined."""
     began_s: dict[str, float] = {}
     runs = [_job(one).get("job", one.header.run) for one in files]
     began = [(run, one.header.began_s) for run, one in zip(runs, files, strict=True)]
@@ -167,7 +189,7 @@ def _of_last_run(
             f"there are files of {len(began_s)} runs; this is the one that began last, "
             + _written(began_s[last])
         )
-    mine = [one for run, one in zip(runs, files, strict=True) if run == last]
+    mine = {one.header.rank: one for run, one in zip(runs, files, strict=True) if run == last}
     return mine, [node for node in nodes if node.header.run == last]
 
 

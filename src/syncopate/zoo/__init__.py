@@ -1,8 +1,10 @@
 """Zoo: models, real data and replayed workloads for demos, tests and benchmarks."""
 
 from syncopate.zoo.alexnet import AlexNet, alexnet
+from syncopate.zoo.bert import Bert, bert_large
 from syncopate.zoo.char_gpt import CharGPT, char_gpt
 from syncopate.zoo.data import Digits, digits
+from syncopate.zoo.decoder import Decoder, decoder_1b, decoder_8b
 from syncopate.zoo.googlenet import GoogLeNet, googlenet
 from syncopate.zoo.lenet5 import LeNet5, lenet5
 from syncopate.zoo.replay import Replay, ReplayOptimizer, replay
@@ -14,7 +16,9 @@ from syncopate.zoo.vgg import VGG11, vgg11
 __all__ = [
     "VGG11",
     "AlexNet",
+    "Bert",
     "CharGPT",
+    "Decoder",
     "Digits",
     "GoogLeNet",
     "LeNet5",
@@ -25,7 +29,10 @@ __all__ = [
     "Task",
     "Text",
     "alexnet",
+    "bert_large",
     "char_gpt",
+    "decoder_1b",
+    "decoder_8b",
     "digits",
     "googlenet",
     "lenet5",

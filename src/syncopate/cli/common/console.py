@@ -6,11 +6,14 @@ Of several ranks only rank 0 prints. A file written to standard output has it fo
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from types import FrameType
+from typing import Any, NoReturn, Protocol
 
 import msgspec
 import typer
@@ -22,6 +25,9 @@ from rich.text import Text
 from syncopate.cli.common.launcher import LAUNCHER
 from syncopate.errors import InvalidValueError, visible
 from syncopate.output import is_standard_output, newly_made
+
+LINE_S = 10.0
+"""How often long work says how far it is where nobody sees a bar."""
 
 ProgressFunction = Callable[[str, float], None]
 """Called with what is going on and the fraction done, in [0, 1]."""
@@ -145,12 +151,71 @@ def _terminal() -> bool | None:
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[ProgressFunction]:
-    """Show a progress bar on rank 0 while the block runs, on a terminal.
+    """Show how far the block is on rank 0: a bar on a terminal, else a line every ten seconds.
+
+    While it runs SIGTERM does what Ctrl-C does, so that what was done is kept as well.
 
     Yields:
         A function ``(what, fraction done)`` that moves the bar.
     """
     console = err()
+    with ended_by_sigterm():
+        if console.is_terminal:
+            with _bar(title, console) as advance:
+                yield advance
+        else:
+            with _lines(title, console) as advance:
+                yield advance
+
+
+class EndedError(KeyboardInterrupt):
+    """SIGTERM came: what Ctrl-C ends is to end."""
+
+    exit_code = 128 + signal.SIGTERM
+
+
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM raise :class:`EndedError` in the main thread while the block runs."""
+
+    def end(number: int, frame: FrameType | None) -> NoReturn:
+        raise EndedError
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _lines(title: str, console: Console) -> Iterator[ProgressFunction]:
+    """Print a line every :data:`LINE_S`, by a thread: work may say nothing for long."""
+    last, over = ["", 0.0], threading.Event()
+
+    def advance(what: str, fraction: float) -> None:
+        last[:] = [what, fraction]
+
+    def say_on() -> None:
+        while not over.wait(LINE_S):
+            what, fraction = last
+            told = f"{title}: {fraction:.0%}{f', {what}' if what else ''}"
+            console.print(told, style="dim", soft_wrap=True, markup=False)
+
+    thread = threading.Thread(target=say_on, name="syncopate-progress", daemon=True)
+    thread.start()
+    try:
+        yield advance
+    finally:
+        over.set()
+        thread.join()
+
+
+@contextmanager
+def _bar(title: str, console: Console) -> Iterator[ProgressFunction]:
     bar = Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -159,7 +224,6 @@ def progress_bar(title: str) -> Iterator[ProgressFunction]:
         TextColumn("{task.fields[what]}", style="dim", markup=False),
         console=console,
         transient=True,
-        disable=not console.is_terminal,
     )
     with bar:
         task = bar.add_task(title, total=1.0, what="")

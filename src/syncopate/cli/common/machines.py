@@ -21,6 +21,13 @@ _Network = Annotated[
     typer.Option(help=f"Instead of a cluster file, a typical network: {', '.join(NETWORKS)}."),
 ]
 _Nodes = Annotated[int | None, typer.Option(help="Number of hosts on --network.")]
+_Gpus = Annotated[
+    int | None,
+    typer.Option(
+        help="GPUs in each host on --network: as many ranks, which share its link, and add "
+        "gradients on the GPU. 1 rank otherwise."
+    ),
+]
 RacksOption = Annotated[
     str | None,
     typer.Option(help="Instead of --nodes, the hosts in each rack on --network, such as 3,5."),
@@ -42,11 +49,13 @@ def machines(
     ] = None,
     network: _Network = None,
     nodes: _Nodes = None,
+    gpus_per_node: _Gpus = None,
     racks: RacksOption = None,
     uplink: UplinkOption = None,
 ) -> Cluster:
     """Return the cluster that the options name."""
-    return _load_cluster("CLUSTER", cluster, network, nodes, racks_of(racks, uplink))
+    named = Named(network, nodes, gpus_per_node, racks_of(racks, uplink))
+    return _load_cluster("CLUSTER", cluster, named)
 
 
 class Sources(NamedTuple):
@@ -72,7 +81,7 @@ class Sources(NamedTuple):
         if len(self.files) > 1:
             raise InvalidValueError("FILE", str(self.files[1]), "left out after a cluster")
         path = self.files[0] if self.files else None
-        return _load_cluster("CLUSTER", path, self.network, self.nodes)
+        return _load_cluster("CLUSTER", path, Named(self.network, self.nodes))
 
     def recorded(self) -> tuple[Path, ...]:
         """Return the files of a recorded training.
@@ -111,11 +120,13 @@ def machines_option(
     ] = None,
     network: _Network = None,
     nodes: _Nodes = None,
+    gpus_per_node: _Gpus = None,
     racks: RacksOption = None,
     uplink: UplinkOption = None,
 ) -> Cluster:
     """Return the cluster that the options name, its file one of them."""
-    return _load_cluster("--cluster", cluster, network, nodes, racks_of(racks, uplink))
+    named = Named(network, nodes, gpus_per_node, racks_of(racks, uplink))
+    return _load_cluster("--cluster", cluster, named)
 
 
 class Racks(NamedTuple):
@@ -128,6 +139,58 @@ class Racks(NamedTuple):
 
     hosts: tuple[int, ...]
     uplink_bytes_per_s: float | None
+
+
+class Named(NamedTuple):
+    """A typical network, as options name it.
+
+    Attributes:
+        network: one of :data:`syncopate.artifacts.cluster.NETWORKS`; None: none is named.
+        nodes: number of its hosts.
+        gpus: in each host; None: a rank that is no GPU.
+        racks: where the hosts stand.
+    """
+
+    network: str | None
+    nodes: int | None
+    gpus: int | None = None
+    racks: Racks | None = None
+
+    def cluster(self) -> Cluster:
+        """Return its cluster.
+
+        Raises:
+            InvalidValueError: no number of hosts, or two of them; no number of GPUs.
+            UnknownNameError: no such network.
+        """
+        assert self.network is not None
+        if self.racks is not None:
+            if self.nodes is not None:
+                rule = "left out with --racks, which count hosts"
+                raise InvalidValueError("--nodes", self.nodes, rule)
+            found = typical(self.network, sum(self.racks.hosts), self.racks)
+        elif self.nodes is None or self.nodes < 1:
+            rule = "an integer >= 1, given together with --network"
+            raise InvalidValueError("--nodes", self.nodes, rule)
+        else:
+            found = typical(self.network, self.nodes)
+        return found if self.gpus is None else with_gpus(found, self.gpus)
+
+
+def with_gpus(cluster: Cluster, gpus: int) -> Cluster:
+    """Return a typical network's cluster with so many GPUs in each host.
+
+    Raises:
+        InvalidValueError: less than one, or too many ranks.
+    """
+    from msgspec.structs import replace
+
+    from syncopate.planning.whatif.machines import cluster_of, on_device, setting_of
+
+    if gpus < 1:
+        raise InvalidValueError("--gpus-per-node", gpus, "an integer >= 1")
+    on_gpus = on_device(cluster, "gpu")
+    return cluster_of(on_gpus, replace(setting_of(on_gpus), gpus_per_node=gpus))
 
 
 def racks_of(racks: str | None, uplink: str | None) -> Racks | None:
@@ -199,21 +262,13 @@ def say_unlike(workload: Workload, cluster: Cluster) -> None:
         )
 
 
-def _load_cluster(
-    what: str,
-    path: Path | None,
-    network: str | None,
-    nodes: int | None,
-    racks: Racks | None = None,
-) -> Cluster:
+def _load_cluster(what: str, path: Path | None, named: Named) -> Cluster:
     """Return the cluster of a file, or of a typical network.
 
     Args:
         what: how the command calls the file.
         path: the file.
-        network: one of :data:`syncopate.artifacts.cluster.NETWORKS`.
-        nodes: number of hosts on the network.
-        racks: where they stand.
+        named: what the options say of a network.
 
     Raises:
         InvalidValueError: both or neither, or no number of hosts.
@@ -221,17 +276,11 @@ def _load_cluster(
         UnknownNameError: no such network.
     """
     if path is not None:
-        if network is not None or nodes is not None or racks is not None:
+        if any(value is not None for value in named):
             raise InvalidValueError(
                 what, str(path), f"the only one of {what} and --network with --nodes"
             )
         return load_cluster(path)
-    if network is None:
+    if named.network is None:
         raise InvalidValueError(what, None, "given, or else --network and --nodes")
-    if racks is not None:
-        if nodes is not None:
-            raise InvalidValueError("--nodes", nodes, "left out with --racks, which count hosts")
-        return typical(network, sum(racks.hosts), racks)
-    if nodes is None or nodes < 1:
-        raise InvalidValueError("--nodes", nodes, "an integer >= 1, given together with --network")
-    return typical(network, nodes)
+    return named.cluster()

@@ -17,8 +17,11 @@ from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
+import typer
+
+from syncopate import ports
 from syncopate.cli.common import launcher
 from syncopate.cli.common.console import is_leader
 from syncopate.errors import (
@@ -39,6 +42,36 @@ RENDEZVOUS = "SYNCOPATE_RENDEZVOUS"
 _GRACE_S = 5.0
 _INTERRUPTED_GRACE_S = 1.0
 _POLL_S = 0.05
+
+
+def local_option(
+    *,
+    local: Annotated[
+        int | None, typer.Option(help="Start this many ranks on this machine; no torchrun needed.")
+    ] = None,
+    given: Annotated[
+        str | None,
+        typer.Option(
+            "--ports",
+            metavar="FIRST-LAST",
+            help=f"Listen on these ports alone, for firewalls; {ports.VARIABLE} says the same.",
+        ),
+    ] = None,
+) -> int | None:
+    """Return how many ranks to start here, and take note of the ports that they may take."""
+    take_ports(given)
+    return local
+
+
+def take_ports(text: str | None) -> None:
+    """Let this process and those that it starts listen on a range of ports; None: as before.
+
+    Raises:
+        InvalidValueError: it is no range.
+    """
+    if text is not None:
+        ports.ports_of(text, "--ports")
+        os.environ[ports.VARIABLE] = text
 
 
 def started() -> bool:

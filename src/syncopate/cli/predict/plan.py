@@ -24,6 +24,7 @@ from syncopate.cli.common.console import (
 from syncopate.cli.common.machines import machines_option, say_unlike
 from syncopate.cli.common.options import grouped
 from syncopate.cli.common.timelines import note
+from syncopate.cli.common.workloads import workload_option
 from syncopate.delay import Delay
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.recipe import WIRE_DTYPES
@@ -122,14 +123,12 @@ _Output = Annotated[
 ]
 
 
-@grouped(cluster=machines_option, wanted=_wanted)
+@grouped(cluster=machines_option, wanted=_wanted, work=workload_option)
 def plan(
     *,
+    work: Workload,
     cluster: Cluster,
     wanted: _Wanted,
-    workload: Annotated[
-        Path, typer.Option("--workload", "-w", help="Workload file, from `syncopate profile`.")
-    ],
     policy: Annotated[
         str,
         typer.Option(
@@ -150,6 +149,8 @@ def plan(
 
       syncopate plan -w workload.json --network 10gbe --nodes 64 --policy mg-wfbp -o plan.json
 
+      syncopate plan --model bert-large --device h100 --network 100gbe --nodes 8 --gpus-per-node 8
+
       syncopate plan -w workload.json -c cluster.json --exchange sharded --channels 2
 
       syncopate plan -w workload.json -c cluster.json --pull-period 4
@@ -164,7 +165,6 @@ def plan(
     if output is None and not compares:
         output = Path(_DEFAULT)
     require_one_writer(json, ("--output", output))
-    work = Workload.load(workload)
     say_unlike(work, cluster)
     with progress_bar("planning") as progress:
         plans = _plans(work, cluster, wanted, progress)

@@ -14,6 +14,7 @@ from syncopate.cli.common import conditions
 from syncopate.cli.common.console import out, say_written
 from syncopate.cli.common.machines import machines_option, say_unlike
 from syncopate.cli.common.options import grouped
+from syncopate.cli.common.workloads import workload_option
 from syncopate.units import format_seconds
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 @grouped(
     cluster=machines_option,
+    work=workload_option,
     network=conditions.network,
     varied=conditions.varied,
     fails=conditions.fails,
@@ -32,9 +34,7 @@ def simulate(
     network: conditions.Network,
     varied: conditions.Varied,
     fails: conditions.Fails,
-    workload: Annotated[
-        Path, typer.Option("--workload", "-w", help="Workload file, from `syncopate profile`.")
-    ],
+    work: Workload,
     plan: Annotated[Path, typer.Option("--plan", "-p", help="Plan file, from `syncopate plan`.")],
     iterations: Annotated[
         int, typer.Option(help="How many to play; the first has no weights to wait for.")
@@ -71,7 +71,7 @@ def simulate(
     from syncopate.reports.phases import phases_report
     from syncopate.simulation import simulate as play
 
-    work, given = Workload.load(workload), Plan.load(plan)
+    given = Plan.load(plan)
     say_unlike(work, cluster)
     failures, variation = fails.of(cluster), varied.variation()
     there, costs = network.of(cluster, given)

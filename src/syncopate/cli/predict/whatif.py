@@ -268,12 +268,12 @@ def whatif(
         require_html("jinja2")
     found = trained(file, asked.samples)
     study = _study(found, base, machines | how, asked)
-    interrupted = _run(study)
+    code = _run(study)
     result = study.result(_beside(found, study))
     result.save(output)
     _show(result, output, page, json)
-    if interrupted:
-        raise typer.Exit(INTERRUPTED)
+    if code:
+        raise typer.Exit(code)
 
 
 def _study(found: Trained, base: _Base, vary: dict[str, Any], asked: _Asked) -> Study:
@@ -304,8 +304,8 @@ def _beside(found: Trained, study: Study) -> tuple[str, ...]:
     )
 
 
-def _run(study: Study) -> bool:
-    """Work on a study; return whether it was interrupted, with a point done at least.
+def _run(study: Study) -> int:
+    """Work on a study; return the exit code: not 0 where it was interrupted with a point done.
 
     Raises:
         KeyboardInterrupt: there is no point yet.
@@ -313,12 +313,12 @@ def _run(study: Study) -> bool:
     try:
         with progress_bar("what if") as progress:
             study.run(progress)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         if not study.done:
             raise
         err().print(f"interrupted: {study.done} of {study.count} points are kept", style="yellow")
-        return True
-    return False
+        return int(getattr(interrupt, "exit_code", INTERRUPTED))
+    return 0
 
 
 def _show(result: WhatIf, output: Path, page: Path | None, json: bool) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import NamedTuple
 
+from syncopate.ports import bound
+
 SILENCE = frozenset(
     {
         errno.ETIMEDOUT,
@@ -95,11 +97,14 @@ def signalled(connections: Iterable[socket.socket]) -> list[socket.socket]:
 def listener(host: str) -> socket.socket:
     """Return a socket that listens on an address of this machine and no other, without blocking.
 
+    Its port is any free one, or one of those of :mod:`syncopate.ports`.
+
     Raises:
-        OSError: it is no address of this machine.
+        OSError: it is no address of this machine, or no port is free.
+        InvalidValueError: the range of ports is none.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    made = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
+    made = bound(lambda port: socket.create_server((host, port), family=family, backlog=_BACKLOG))
     made.setblocking(False)
     return made
 

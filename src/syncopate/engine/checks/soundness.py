@@ -39,7 +39,6 @@ from syncopate.engine.selfplan.wishes import PLANNED, Wishes
 from syncopate.errors import EngineError, InvalidValueError, UnknownNameError
 from syncopate.units import dtype_bytes
 
-
 _Sparse = dict[int, list[tuple[str, SPARSE]]]
 """Embeddings with sparse gradients, by the identity of their weight, with their names."""
 

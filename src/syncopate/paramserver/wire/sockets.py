@@ -27,13 +27,14 @@ from typing import NamedTuple
 
 import zmq
 
-from syncopate.errors import ParameterServerError
+from syncopate.errors import InvalidValueError, ParameterServerError
 from syncopate.paramserver.wire.addresses import endpoint, is_local, numeric
 from syncopate.paramserver.wire.faults import Faults
 from syncopate.paramserver.wire.outbox import Outbox, Parcel
 from syncopate.paramserver.wire.security import Doorkeeper, JobKey, secure_caller, watch_listener
 from syncopate.paramserver.wire.tap import Tap
 from syncopate.paramserver.wire.unadmitted import Unadmitted, can_watch
+from syncopate.ports import bound
 from syncopate.protocol.actions import SCHEDULER, Peer
 from syncopate.protocol.limits import HEADER_BYTES, STUCK_S, Limits
 from syncopate.protocol.messages import MALFORMED, Heartbeat, Message, Refusal, decode, encode
@@ -143,11 +144,13 @@ class Wire:
 
         Args:
             host: a local address.
-            port: 0: any free one; see [Note: on one machine].
+            port: 0: any free one, or one of those of :mod:`syncopate.ports`; see [Note: on one
+                machine].
             frame_bytes: no larger frame is read; 0: what the limits say.
 
         Raises:
             ParameterServerError: it cannot listen there.
+            InvalidValueError: the range of ports is none.
         """
         at = endpoint(numeric(host), port) if port else _anywhere(numeric(host))
         socket = self._context.socket(zmq.ROUTER)
@@ -162,17 +165,22 @@ class Wire:
         if can_watch(at):
             self._unadmitted = Unadmitted(socket)
         try:
-            socket.bind(at)
-        except zmq.ZMQError as error:
+            if port or at.startswith(_UNIX):
+                _bind(socket, at)
+            else:
+                bound(lambda free: _bind(socket, endpoint(numeric(host), free)))
+        except (InvalidValueError, OSError) as error:
             socket.close()
+            if isinstance(error, InvalidValueError):
+                raise
             where = f"port {port} of {host}" if port else host
             raise ParameterServerError(
                 f"cannot listen on {where}: {error.strerror}; give another host or port"
             ) from None
         self._router = socket
         self._poller.register(socket, zmq.POLLIN)
-        bound = socket.last_endpoint
-        return bound.decode() if isinstance(bound, bytes) else str(bound)
+        last = socket.last_endpoint
+        return last.decode() if isinstance(last, bytes) else str(last)
 
     def connect(self, peer: Peer, address: str) -> None:
         """Connect to ``address``, in the place of an earlier connection to ``peer``.
@@ -322,6 +330,10 @@ class Wire:
         if self._waiting:
             self.wake()
 
+    def queued(self) -> int:
+        """Return how many messages wait to be sent; any thread may ask."""
+        return sum(len(outbox) for outbox in list(self._outboxes.values()))
+
     def drain(self, limit_s: float) -> None:
         """Send what waits, for at most ``limit_s``."""
         until_s = time.monotonic() + limit_s
@@ -388,6 +400,18 @@ def _anywhere(host: str) -> str:
     if sys.platform == "linux" and is_local(host) and zmq.has("ipc"):
         return f"{_UNIX}@syncopate-{secrets.token_hex(16)}"
     return endpoint(host, 0)
+
+
+def _bind(socket: zmq.Socket[bytes], at: str) -> None:
+    """Listen at a ZeroMQ address.
+
+    Raises:
+        OSError: it cannot.
+    """
+    try:
+        socket.bind(at)
+    except zmq.ZMQError as error:
+        raise OSError(error.errno, error.strerror) from None
 
 
 def _read(socket: zmq.Socket[bytes]) -> Iterator[list[zmq.Frame]]:

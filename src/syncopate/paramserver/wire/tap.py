@@ -6,14 +6,17 @@ and who a connection belongs to, it learns from the messages themselves.
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from syncopate.metrics.endpoint import Endpoint, local_rank, wanted
+from syncopate.paramserver.wire.counters import Counters
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import SCHEDULER, Peer
 from syncopate.protocol.bundle import BUNDLE
@@ -91,14 +94,20 @@ class Tap:
 
     Args:
         role: ``"worker"``, ``"server"`` or ``"scheduler"``.
+        refused: returns how many messages were refused, by reason.
+
+    Attributes:
+        counters: of what was sent and received.
 
     Raises:
         ArtifactError: the environment asks for a trace in a directory that cannot be written to.
     """
 
-    def __init__(self, role: str) -> None:
+    def __init__(self, role: str, refused: Callable[[], Mapping[str, int]] = dict) -> None:
         self.header: NodeHeader
         self._role = role
+        self.counters = Counters(role, refused)
+        self._metrics: Endpoint | None = None
         self._lock = threading.Lock()
         self._peers: dict[Peer, int] = {}
         self._names: dict[int, str] = {}
@@ -128,6 +137,7 @@ class Tap:
             row: its priority, its bytes, when it was given to be sent, and when it was.
         """
         kind = type(message)
+        self.counters.sent(peer, message, row[1])
         if kind in self._tells:
             self._tells[kind](peer, message, True)
         if self._queue is not None or self._early is not None:
@@ -136,6 +146,7 @@ class Tap:
     def received(self, peer: Peer, message: msg.Message | None, nbytes: int, at_s: float) -> None:
         """Note that a message was taken from ZeroMQ; None: one that cannot be read."""
         kind = type(message)
+        self.counters.received(peer, message, nbytes)
         if kind in self._tells:
             self._tells[kind](peer, message, False)
         if self._queue is not None or self._early is not None:
@@ -152,6 +163,8 @@ class Tap:
             numbers: its version, the request that it answers, and whose that is.
             since_s: when it began.
         """
+        if kind == "update":
+            self.counters.updated(key, numbers[0])
         queue = self._queue
         if queue is not None:
             version, request, peer = numbers
@@ -162,6 +175,8 @@ class Tap:
     def close(self) -> None:
         """Stop recording."""
         captures.dismiss_node(self)
+        if self._metrics is not None:
+            self._metrics.remove(self.counters.metrics)
 
     def _note(
         self,
@@ -223,6 +238,11 @@ class Tap:
             began_clock_s=time.perf_counter(),
         )
         captures.enrol_node(self)
+        self.counters.rank = rank
+        name = self._role if self._role == rows.SCHEDULER else f"{self._role}-{rank}"
+        self._metrics = wanted(os.environ, name, shift=local_rank(os.environ))
+        if self._metrics is not None:
+            self._metrics.add(self.counters.metrics)
 
     def _place(self, peer: Peer) -> int:
         """Return the number of a peer in this node's table."""

@@ -54,7 +54,7 @@ NOBODY = (1 << 16) - 1
 MESSAGES = (
     "unreadable", "Register", "Heartbeat", "Leave", "Failed", "Roster", "Lost", "Left", "Moved",
     "Finish", "Abort", "Hello", "Declare", "Push", "Query", "Pull", "Welcome", "HelloWanted", "Ack",
-    "Weights", "Refused", "Begin", "PullState", "State",
+    "Weights", "Refused", "Begin", "PullState", "State", "Status", "Standing",
 )  # fmt: skip
 """Kinds of messages, by the names that the protocol gives them."""
 

@@ -1,0 +1,105 @@
+"""``syncopate watch``: a training that goes on, seen through what its ranks write."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from syncopate.cli.common.console import err, out, say_json, show
+from syncopate.cli.common.timelines import note
+from syncopate.errors import InvalidValueError
+
+if TYPE_CHECKING:
+    from syncopate.runs.watch import Watch, Watched
+
+LAST = 20
+"""Iterations that are looked at, the last ones, unless others are asked for."""
+
+_SHARE = 0.2
+"""Looking takes at most this part of the time of one processor."""
+
+
+def watch(
+    *,
+    run: Annotated[
+        Path,
+        typer.Argument(metavar="RUN", help="The directory to which the ranks of a run write."),
+    ],
+    last: Annotated[
+        int, typer.Option(help="How many iterations to look at, the last ones.")
+    ] = LAST,
+    interval: Annotated[float, typer.Option(help="Seconds from one look to the next.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one table, and end.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print all values as a line of JSON for each look.")
+    ] = False,
+) -> None:
+    """Show a training while it runs: the pace of each rank, and what costs most time.
+
+    It reads what was appended to the files of the run, on any machine that sees them, and
+    touches no process of the training. On a terminal the table stays in its place; elsewhere
+    there is a line for each look. Ctrl-C ends it.
+
+    For example:
+
+      syncopate watch runs/a
+
+      syncopate watch runs/a --once
+
+      syncopate watch runs/a --interval 10 --json >> watched.jsonl
+    """
+    import syncopate
+    from syncopate.runs.watch import Watch, line_of
+
+    if not 0 < interval < math.inf:
+        raise InvalidValueError("--interval", interval, "a finite number of seconds > 0")
+    if once:
+        found = syncopate.watch(run, last=last)
+        for text in () if json else found.remarks:
+            note(text)
+        if json:
+            say_json(line_of(found))
+        else:
+            show(found, json)
+        return
+    one = Watch(run, last)
+    try:
+        _follow(one, interval, json)
+    except KeyboardInterrupt:  # the way to end it
+        return
+
+
+def _follow(one: Watch, interval_s: float, json: bool) -> None:
+    """Look until the user ends it."""
+    from rich.live import Live
+
+    from syncopate.runs.watch import line_of
+
+    console = out()
+    if why := one.waits_for:
+        err().print(f"waiting: {why}", style="dim", soft_wrap=True, markup=False)
+        while one.waits_for:
+            time.sleep(min(interval_s, 1.0))
+    if json or not console.is_terminal:
+        while True:
+            found, took_s = _look(one)
+            if json:
+                say_json(line_of(found))
+            else:
+                console.print(found.summary()[0], soft_wrap=True, markup=False)
+            time.sleep(max(interval_s, took_s / _SHARE))
+    with Live(console=console, auto_refresh=False, transient=False) as live:
+        while True:
+            found, took_s = _look(one)
+            live.update(found.report(), refresh=True)
+            time.sleep(max(interval_s, took_s / _SHARE))
+
+
+def _look(one: Watch) -> tuple[Watched, float]:
+    """Return what a run is like now, and how long it took to see."""
+    began_s = time.perf_counter()
+    return one.look(), time.perf_counter() - began_s

@@ -1,0 +1,302 @@
+"""Watch: a training that goes on, looked at through the files that its ranks write.
+
+Nothing here runs in the training's processes. A look reads what was appended since the one before,
+and its figures are of the last iterations alone.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import RenderableType
+
+from syncopate.analysis.by_rank import RankFigures, by_rank
+from syncopate.artifacts.timeline import Timeline
+from syncopate.errors import ArtifactError, InvalidValueError, SyncopateError
+from syncopate.reports.watch import watch_line, watch_report
+from syncopate.runs.explain import explain
+from syncopate.runs.reading import Recorded, is_plain, read
+from syncopate.shown import Row, Shown
+from syncopate.tracing.follow import Follower
+from syncopate.tracing.foreign import recorded_paths
+from syncopate.tracing.run import Run
+
+LAST = 20
+"""Iterations that are looked at, the last ones, unless others are asked for."""
+
+_QUIET_S, _QUIET_STEPS = 10.0, 5
+"""A run is quiet when no iteration came for longer than this, and than so many steps."""
+
+
+@dataclass(frozen=True)
+class NodeFigures:
+    """What one node of a parameter server does.
+
+    Attributes:
+        node: such as ``"w0"`` or ``"s1"``.
+        pushes_per_s: pushes that it sent or received.
+        pulls_per_s: pulls that it sent or received.
+        bytes_per_s: bytes that it sent and received.
+        updating_share: of the time in which a server computes updates.
+    """
+
+    node: str
+    pushes_per_s: float
+    pulls_per_s: float
+    bytes_per_s: float
+    updating_share: float
+
+
+@dataclass(frozen=True, repr=False)
+class Watched(Shown):
+    """What a run that goes on is like now.
+
+    Attributes:
+        name: the directory.
+        timeline: the last iterations; None: there are none yet.
+        ranks: figures of each rank.
+        nodes: figures of each node of a parameter server; none without.
+        plan: by which it trains, in a few words; empty: not known.
+        cause: the worst cause of lost time so far, or why none is known, in a sentence.
+        quiet_s: since when no iteration came, where that is long; None: it goes on.
+        quiet: the same in a sentence; empty: it goes on.
+        remarks: what cannot be known, a sentence each.
+    """
+
+    name: str
+    timeline: Timeline | None = None
+    ranks: tuple[RankFigures, ...] = ()
+    nodes: tuple[NodeFigures, ...] = ()
+    plan: str = ""
+    cause: str = ""
+    quiet_s: float | None = None
+    quiet: str = ""
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def iteration(self) -> int | None:
+        """The last iteration that any rank did; None: none."""
+        return max((one.iteration for one in self.ranks), default=None)
+
+    def summary(self) -> tuple[str, ...]:
+        """Return a line, and what stands beside it."""
+        return (watch_line(self), *filter(None, (self.quiet,)), *self.remarks)
+
+    def rows(self) -> list[Row]:
+        """Return the figures of each rank."""
+        return [
+            {name: value for name, value in vars(one).items() if name != "ended_s"}
+            for one in self.ranks
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything, as ``syncopate watch --json`` prints it in a line."""
+        return {
+            "name": self.name,
+            "iteration": self.iteration,
+            "ranks": self.rows(),
+            "nodes": [vars(one) for one in self.nodes],
+            "plan": self.plan,
+            "cause": self.cause,
+            "quiet_s": self.quiet_s,
+            "quiet": self.quiet,
+            "remarks": self.remarks,
+        }
+
+    def report(self) -> RenderableType:
+        """Return everything for a terminal, to be printed by rich."""
+        return watch_report(self)
+
+
+class Watch:
+    """Looks at a run again and again.
+
+    Args:
+        directory: of the run; it need not be there yet.
+        last: how many iterations to look at, the last ones.
+
+    Raises:
+        InvalidValueError: less than one iteration is asked for.
+        ArtifactError: it is no directory.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], last: int = LAST) -> None:
+        if last < 1:
+            raise InvalidValueError("last", last, "at least 1")
+        self.directory = Path(directory)
+        if self.directory.exists() and not self.directory.is_dir():
+            reason = "no directory; a run that is recorded writes into one (SYNCOPATE_TRACE)"
+            raise ArtifactError(self.directory, reason)
+        self._last = last
+        self._follower = Follower(self.directory, last)
+        self._newest = -1
+        self._since_s = time.monotonic()
+        self._plain: tuple[tuple[int, ...], Recorded] | None = None
+        self._explained: tuple[int, str] = (-1, "")
+
+    @property
+    def waits_for(self) -> str:
+        """What a run lacks that nothing is known of, in a sentence; empty: it is there."""
+        where = self.directory
+        if not where.exists():
+            return f"{where} does not exist yet; a training with SYNCOPATE_TRACE={where} makes it"
+        if not any(where.glob("*.trace")) and not recorded_paths(where):
+            return f"{where} holds no file of a rank yet (rank-0.trace and so on)"
+        return ""
+
+    def look(self) -> Watched:
+        """Return what the run is like now.
+
+        Raises:
+            ArtifactError: its files cannot be read.
+        """
+        name = str(self.directory)
+        plain = self.directory.exists() and is_plain(self.directory)
+        recorded = self._recorded_plain() if plain else self._recorded()
+        if recorded is None:
+            why = self.waits_for or f"{name} holds no whole iteration yet"
+            return Watched(name, remarks=(why,))
+        timeline, run = recorded.timeline, recorded.run
+        ranks = by_rank(timeline) if len(timeline.spans) else ()
+        quiet_s = self._quiet_s(ranks, run)
+        return Watched(
+            name=name,
+            timeline=timeline,
+            ranks=ranks,
+            nodes=tuple(_nodes(run)) if run is not None else (),
+            plan=_plan(timeline),
+            cause=self._cause(recorded, ranks),
+            quiet_s=quiet_s,
+            quiet="" if quiet_s is None else _quiet(quiet_s, ranks),
+            remarks=recorded.remarks,
+        )
+
+    def _recorded(self) -> Recorded | None:
+        run = self._follower.look() if self.directory.exists() else None
+        if run is None:
+            return None
+        return Recorded(run.timeline, run, run.remarks, str(self.directory))
+
+    def _recorded_plain(self) -> Recorded | None:
+        """Return what ranks of plain torch wrote; read again where they wrote more."""
+        written = tuple(path.stat().st_mtime_ns for path in recorded_paths(self.directory))
+        if self._plain is None or self._plain[0] != written:
+            try:
+                self._plain = written, read(self.directory, last=self._last)
+            except InvalidValueError:  # nothing whole was recorded yet
+                return None
+        return self._plain[1]
+
+    def _cause(self, recorded: Recorded, ranks: tuple[RankFigures, ...]) -> str:
+        """Return the verdict of :func:`~syncopate.explain`; the same while no iteration comes."""
+        newest = min((one.iteration for one in ranks), default=-1)
+        if newest != self._explained[0]:
+            self._explained = newest, _explained(recorded, self._last)
+        return self._explained[1]
+
+    def _quiet_s(self, ranks: Iterable[RankFigures], run: Run | None) -> float | None:
+        """Return for how long no iteration came; None where that is no longer than usual."""
+        newest = max((one.iteration for one in ranks), default=-1)
+        if newest != self._newest:
+            self._newest, self._since_s = newest, time.monotonic()
+        since_s = max(time.monotonic() - self._since_s, self._age_s(ranks, run))
+        usual_s = max((one.step_s or 0.0 for one in ranks), default=0.0)
+        return since_s if since_s > max(_QUIET_S, _QUIET_STEPS * usual_s) else None
+
+    def _age_s(self, ranks: Iterable[RankFigures], run: Run | None) -> float:
+        """Return how long ago the last span ended, as far as that is known.
+
+        Ranks on this machine have its clock. Of others it is known when their files were written,
+        which goes on as long as a process lives.
+        """
+        if run is not None and self._follower.hosts == {socket.gethostname()}:
+            ended_s = max((one.ended_s for one in ranks), default=0.0) + run.origin_s
+            if (age_s := time.perf_counter() - ended_s) >= 0:
+                return age_s
+        paths = recorded_paths(self.directory) if run is None else self.directory.glob("*.trace")
+        return time.time() - max((path.stat().st_mtime for path in paths), default=time.time())
+
+
+def watch(directory: str | os.PathLike[str], *, last: int = LAST) -> Watched:
+    """Say what a run that goes on is like now: pace, waiting and bandwidth of each rank.
+
+    Args:
+        directory: to which its ranks write (``SYNCOPATE_TRACE``, or :func:`syncopate.trace`).
+        last: how many iterations to look at, the last ones.
+
+    Raises:
+        ArtifactError: no directory, or no file of a rank in it.
+        InvalidValueError: less than one iteration is asked for.
+
+    Example:
+        >>> print(syncopate.watch("runs/a"))  # doctest: +SKIP
+    """
+    one = Watch(directory, last)
+    if why := one.waits_for:
+        raise ArtifactError(directory, why.removeprefix(f"{directory} "))
+    return one.look()
+
+
+def _explained(recorded: Recorded, last: int) -> str:
+    """Return the worst cause, or why none is known."""
+    try:
+        found = explain(recorded, last=last)
+    except SyncopateError as error:
+        return f"no explanation: {error}"
+    verdict = found.summary()[0].removeprefix(f"{found.timeline.name}: ")
+    return f"{verdict}: {found.abstains[0]}" if found.abstains else verdict
+
+
+def _plan(timeline: Timeline) -> str:
+    said = timeline.metadata
+    words = [said.get("policy", ""), said.get("exchange", "") or said.get("tool", "")]
+    if said.get("buckets"):
+        words.append(f"{said['buckets']} buckets")
+    return ", ".join(filter(None, words))
+
+
+def _quiet(quiet_s: float, ranks: tuple[RankFigures, ...]) -> str:
+    """Say that nothing comes, and who wrote last."""
+    said = f"no new iteration for {quiet_s:.0f} s"
+    if not ranks:
+        return said
+    last = max(ranks, key=lambda one: (one.iteration, one.ended_s))
+    first = min(ranks, key=lambda one: (one.iteration, one.ended_s))
+    said += f": rank {last.rank} is the last that wrote, of iteration {last.iteration}"
+    if first.iteration < last.iteration:
+        said += f"; rank {first.rank} came to iteration {first.iteration} alone"
+    return said
+
+
+def _nodes(run: Run) -> Iterable[NodeFigures]:
+    if run.served is None:
+        return
+    for node, mine in sorted(run.served.messages.items()):
+        if not mine:
+            continue
+        begin_s, end_s = mine[0].time_s, mine[-1].time_s
+        lasts_s = max(end_s - begin_s, 1e-9)
+        updating_s = sum(
+            work.end_s - work.start_s
+            for work in run.served.work
+            if work.node == node and work.kind == "update" and work.start_s >= begin_s
+        )
+        yield NodeFigures(
+            node=node,
+            pushes_per_s=sum(m.kind == "Push" for m in mine) / lasts_s,
+            pulls_per_s=sum(m.kind == "Pull" for m in mine) / lasts_s,
+            bytes_per_s=sum(m.nbytes for m in mine) / lasts_s,
+            updating_share=min(updating_s / lasts_s, 1.0),
+        )
+
+
+def line_of(found: Watched) -> bytes:
+    """Return all values in one line of JSON."""
+    return msgspec.json.encode(found.to_dict()) + b"\n"
