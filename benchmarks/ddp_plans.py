@@ -12,7 +12,7 @@ by DDP as it is, while torch.profiler looks on. What follows are the commands th
 other sizes of DDP's buckets, and with ``syncopate.ddp(model, plan="plan.json")``; each turn has
 processes of its own. Nothing is chosen by hand. ResNet-50 is replayed at full size: its computation
 is slept, its gradients, traffic and optimizer are real; ResNet-20 and the character GPT compute.
-With the defaults (ResNet-50, 4 hosts at 1 Gbit/s, 5 turns) it takes about a quarter of an hour.
+With the defaults (ResNet-50, 4 hosts at 1 Gbit/s, 5 turns) it takes about half an hour.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ def parser() -> argparse.ArgumentParser:
     add("--model", choices=tuple(WORKS), default="resnet50", help="what is trained (resnet50)")
     add("--rounds", type=int, default=5, help="turns of each variant (5)")
     add("--steps", type=int, default=6, help="counted steps of a turn (6)")
+    add("--bucket-mb", type=int, nargs="*", default=BUCKETS_MB, help="sizes of DDP's buckets")
     add("--calibration", type=float, default=40.0, help="seconds of calibration (40)")
     add("--json", type=Path, help="every sample")
     add("--no-run", action="store_true", help="measure nothing, show the table of --json")
@@ -148,7 +149,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         hosts = Hosts(lab, Path(folder), options)
         path = hosts.plan()
         variants: dict[str, tuple[str, ...]] = {DEFAULT: ()}
-        variants |= {f"DDP, {mb} MB": ("--bucket-mb", str(mb)) for mb in BUCKETS_MB}
+        variants |= {f"DDP, {mb} MB": ("--bucket-mb", str(mb)) for mb in options.bucket_mb}
         variants[OURS] = ("--plan", str(path))
         plan = Plan.load(path)
         for _ in range(options.rounds):

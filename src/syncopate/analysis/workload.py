@@ -199,11 +199,18 @@ def _done_s(back: Spans, moments_s: Times) -> Times:
 
 
 def _seen(timeline: Timeline, buckets: Sequence[_Bucket]) -> tuple[Seen, ...]:
-    """Return the gradients that were seen one by one, if the buckets carried them and no others."""
+    """Return the gradients that were seen one by one, if the buckets carried them and no others.
+
+    One that no bucket carried is left out.
+    """
     seen = of_text(timeline.metadata[GRADIENTS]) if GRADIENTS in timeline.metadata else ()
-    nbytes = sum(math.prod(one.shape) * dtype_bytes(one.dtype) for one in seen)
+    sizes = [math.prod(one.shape) * dtype_bytes(one.dtype) for one in seen]
     carried = sum(bucket.nbytes for bucket in buckets)
-    return seen if abs(nbytes - carried) <= _PADDING * carried else ()
+    more = sum(sizes) - carried
+    if more > 0 and more in sizes:  # of an input, say, which is the last to have one
+        place = len(sizes) - 1 - sizes[::-1].index(more)
+        return (*seen[:place], *seen[place + 1 :])
+    return seen if abs(more) <= _PADDING * carried else ()
 
 
 def _tensors(gradients: Sequence[Seen], backward_s: float) -> list[GradientTensor]:

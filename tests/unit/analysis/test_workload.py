@@ -57,6 +57,17 @@ def test_gradients_that_are_not_what_buckets_carried_do_not_count():
     assert [tensor.name for tensor in found.tensors] == ["bucket 0", "bucket 1"]
 
 
+def test_a_gradient_that_no_bucket_carried_is_left_out():
+    """Of an input, or of anything else that is no parameter of the model."""
+    carried = (Seen((5, 5), "float32", 0.25), Seen((25,), "float32", 0.75))
+    carried = (*carried, Seen((50,), "bfloat16", 0.75))
+    found = recorded_workload(_with_gradients(*carried, Seen((5, 5), "float32", 1.0)))
+    assert [tensor.numel for tensor in found.tensors] == [25, 25, 50]
+    assert found.tensors == recorded_workload(_with_gradients(*carried)).tensors
+    empty = (*carried, Seen((0, 3), "float32", 1.0))
+    assert [one.numel for one in recorded_workload(_with_gradients(*empty)).tensors][-1] == 0
+
+
 def test_messages_without_their_bytes_are_refused_and_how_to_have_them_is_said():
     timeline = made(2, 3)
     spans = tuple(replace(s, nbytes=0) if s.lane == "push" else s for s in timeline.spans)
