@@ -17,7 +17,6 @@ from syncopate.reports.journeys import journeys_difference, journeys_json
 from syncopate.runs.reading import LAST, Source, read
 from syncopate.shown import Row, Shown
 
-
 _UNITS = {BYTES: "bytes", RATE: "bytes/s"}
 """Units of the figures that are no seconds."""
 
