@@ -10,6 +10,9 @@ from syncopate.errors import CollectiveError, InvalidValueError
 MOST_LOCAL = 256
 """Ranks that are started on one machine: each is a process of some hundred megabytes."""
 
+BACKEND = "syncopate"
+"""What torch.distributed calls the backend of this package."""
+
 _MOST_PORT = 65535
 
 

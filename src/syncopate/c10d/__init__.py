@@ -7,6 +7,7 @@ file               what it does
 =================  =================================================================================
 ``register``       makes the backend known to torch, under the name ``syncopate``
 ``group``          a process group of that backend: what torch calls
+``identity``       what else torch asks of a process group
 ``collectives``    which schedules and messages a call of torch's becomes
 ``rows``           tensors as one row of elements, and back
 ``reductions``     torch's reductions: what is done before, between and after

@@ -15,7 +15,7 @@ from syncopate.c10d.rows import raw
 from syncopate.collectives.communicator import Communicator
 from syncopate.collectives.request import DTYPES
 from syncopate.collectives.runner import Runner
-from syncopate.collectives.shards import Form
+from syncopate.collectives.shards import PLAIN, Form
 from syncopate.recipe import Recipe
 from syncopate.schedules.registry import AUTO
 from syncopate.units import KIB
@@ -41,7 +41,7 @@ class Planned(NamedTuple):
     """
 
     recipe: Recipe
-    form: Form = Form()
+    form: Form = PLAIN
 
     def run(self, runner: Runner | None, row: Tensor) -> None:
         """Carry it out on ``row``, in place; on the channel's thread."""
@@ -66,7 +66,7 @@ class Planner:
         self._communicator = communicator
         self._by_cluster = by_cluster
 
-    def planned(self, collective: str, nbytes: int, root: int = 0, form: Form = Form()) -> Planned:
+    def planned(self, collective: str, nbytes: int, root: int = 0, form: Form = PLAIN) -> Planned:
         """Return what carries a collective.
 
         Args:

@@ -22,11 +22,11 @@ from torch import Tensor
 from syncopate.artifacts.cluster import Cluster
 from syncopate.c10d import sparse
 from syncopate.c10d.collectives import Planner, swap
+from syncopate.c10d.identity import Identity
 from syncopate.c10d.messages import Message, Messages
 from syncopate.c10d.reductions import Reduction
-from syncopate.c10d.register import NAME
 from syncopate.c10d.rows import Rows
-from syncopate.c10d.torch_compat import ProcessGroup, reduction_of
+from syncopate.c10d.torch_compat import reduction_of
 from syncopate.c10d.works import GroupError, Submitted, Together
 from syncopate.collectives import transport
 from syncopate.collectives.communicator import Communicator
@@ -34,11 +34,10 @@ from syncopate.collectives.health.blame import name_ranks
 from syncopate.collectives.runner import Runner
 from syncopate.collectives.shards import Form
 from syncopate.errors import CollectiveError, InvalidValueError
+from syncopate.ranks import BACKEND
 
 Body = Callable[[Runner | None], None]
 """Carries out a collective on the channel's thread."""
-
-_CPU = torch.device("cpu")
 
 
 def made(options: Any, given: Any) -> Group:
@@ -53,12 +52,12 @@ def made(options: Any, given: Any) -> Group:
         CollectiveError: not every rank came.
     """
     if given is not None and not isinstance(given, Cluster):
-        rule = f"None or a syncopate.Cluster, by which the backend {NAME!r} chooses algorithms"
+        rule = f"None or a syncopate.Cluster, by which the backend {BACKEND!r} chooses algorithms"
         raise InvalidValueError("pg_options", given, rule)
     return Group(options, given)
 
 
-class Group(ProcessGroup):  # type: ignore[misc]
+class Group(Identity):
     """A process group; see the module.
 
     Args:
@@ -68,62 +67,17 @@ class Group(ProcessGroup):  # type: ignore[misc]
 
     def __init__(self, options: Any, cluster: Cluster | None) -> None:
         rank, size = options.group_rank, options.group_size
-        super().__init__(rank, size)  # torch's other constructor makes no class of Python's
-        self._store = options.store
-        self._name = self._text = ""
+        super().__init__(options.store, rank, size)
         self._ranks = list(options.global_ranks_in_group) or list(range(size))
         self._rank, self._size = rank, size
-        name = f"{NAME}/{options.group_id}"
+        name = f"{BACKEND}/{options.group_id}"
         with transport.Roll(options.store, rank, self._ranks, name) as roll:
             timeout_s = options.timeout.total_seconds() or None
             self._communicator = Communicator(roll, timeout_s=timeout_s, cluster=cluster)
         self._planner = Planner(self._communicator, by_cluster=cluster is not None)
-        self._sequence = 0
         self._together: list[Any] | None = None
 
-    # -- what torch asks of a group --------------------------------------------------------------
-
-    def getBackendName(self) -> str:  # noqa: N802 - torch's name
-        """Return the backend's name."""
-        return NAME
-
-    def _set_group_name(self, name: str) -> None:
-        self._name = name
-
-    def getGroupName(self) -> str:  # noqa: N802 - torch's name
-        """Return what torch calls the group."""
-        return self._name
-
-    @property
-    def group_name(self) -> str:
-        """What torch calls the group; the same on all its ranks."""
-        return self._name
-
-    def _set_group_desc(self, text: str) -> None:
-        self._text = text
-
-    def getGroupDesc(self) -> str:  # noqa: N802 - torch's name
-        """Return what the group is for, in words."""
-        return self._text
-
-    @property
-    def group_desc(self) -> str:
-        """What the group is for, in words."""
-        return self._text
-
-    def get_group_store(self) -> Any:
-        """Return the store by which the group's ranks met."""
-        return self._store
-
-    @property
-    def _device_types(self) -> list[torch.device]:
-        return [_CPU]
-
-    def _set_sequence_number_for_group(self) -> None:
-        self._sequence = 0
-
-    def _get_sequence_number_for_group(self) -> int:
-        return self._sequence
+    # -- the end of a group ------------------------------------------------------------------------
 
     def shutdown(self) -> None:
         """Finish what was submitted, and close all connections; torch calls it to destroy."""
@@ -390,7 +344,7 @@ class Group(ProcessGroup):  # type: ignore[misc]
 
         def body(runner: Runner | None) -> None:
             row = into.room()
-            incoming, outgoing = row.split(cuts[0]), given.take().split(cuts[1])
+            incoming, outgoing = torch.split(row, cuts[0]), torch.split(given.take(), cuts[1])
             swap(runner, outgoing, incoming, label)
             into.put(row)
 

@@ -1,8 +1,8 @@
 """Messages: tensors from one rank to another, beside the collectives of a group.
 
 They may be under way in any number, in any order, by tag, and from any rank, while collectives run.
-A group has Gloo's connections anyway, by which its ranks meet, and Gloo carries them; what waits for
-one is supervised as collectives are, and names who is lost.
+A group has Gloo's connections anyway, by which its ranks meet, and Gloo carries them. What waits
+for one is supervised as collectives are, and names who is lost.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class Messages:
         self._gloo.monitored_barrier(limit, all_ranks)
 
     def _start(
-        self, label: str, begin: Callable[[], Any], tensor: Tensor, end: Callable[[], None] = int
+        self, label: str, begin: Callable[[], Any], tensor: Tensor, end: Callable[[], object] = int
     ) -> Message:
         try:
             with self._detector.beside(label):

@@ -1,6 +1,7 @@
-"""Register: makes the backend known to torch, under the name ``syncopate``.
+"""Register: makes the backend known to torch.
 
-It is loaded beside torch, and loads nothing else until a group is made.
+``init_process_group`` takes ``"syncopate"`` or ``"cpu:syncopate"`` then. It is loaded beside torch,
+and loads nothing else until a group is made.
 """
 
 from __future__ import annotations
@@ -9,8 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-NAME = "syncopate"
-"""What ``init_process_group`` knows the backend by: ``"syncopate"`` or ``"cpu:syncopate"``."""
+from syncopate.ranks import BACKEND
 
 
 def register_backend() -> str:
@@ -23,9 +23,9 @@ def register_backend() -> str:
         >>> import torch.distributed as dist, syncopate  # doctest: +SKIP
         >>> dist.init_process_group(syncopate.register_backend())  # doctest: +SKIP
     """
-    if dist.is_available() and NAME not in dist.Backend.backend_list:
-        dist.Backend.register_backend(NAME, _made, extended_api=True, devices=["cpu"])
-    return NAME
+    if dist.is_available() and BACKEND not in dist.Backend.backend_list:
+        dist.Backend.register_backend(BACKEND, _made, extended_api=True, devices=["cpu"])
+    return BACKEND
 
 
 def _made(options: Any, given: Any) -> Any:

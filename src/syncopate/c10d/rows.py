@@ -36,8 +36,8 @@ class Rows:
                 raise InvalidValueError(f"tensor of {what}", given, _RULE)
         self.dtype = tensors[0].dtype
         if any(tensor.dtype != self.dtype for tensor in tensors):
-            given = sorted({str(tensor.dtype) for tensor in tensors})
-            raise InvalidValueError(f"tensors of {what}", given, "of one dtype")
+            dtypes = sorted({str(tensor.dtype) for tensor in tensors})
+            raise InvalidValueError(f"tensors of {what}", dtypes, "of one dtype")
         self._tensors = [tensor.detach() for tensor in tensors]
         self.bounds = tuple(accumulate((tensor.numel() for tensor in tensors), initial=0))
         self.numel = self.bounds[-1]

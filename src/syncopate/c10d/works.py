@@ -112,7 +112,9 @@ class Together(Work):  # type: ignore[misc]
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
         """Return True when all of them are over; raises as they do."""
-        return all([work.wait(timeout) for work in self._works])
+        for work in self._works:
+            work.wait(timeout)
+        return True
 
     def is_completed(self) -> bool:
         """Say whether all of them are over."""

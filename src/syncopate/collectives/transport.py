@@ -37,6 +37,7 @@ from torch.distributed import distributed_c10d
 from syncopate.collectives.health.blame import Kind
 from syncopate.collectives.health.notices import Store
 from syncopate.errors import CollectiveError
+from syncopate.ranks import BACKEND
 
 Send = Callable[[list[torch.Tensor], int, int], Any]
 """``send([tensor], peer, tag) -> work``; ``peer`` is a rank of the group."""
@@ -52,9 +53,6 @@ INTERRUPTED = "interrupted here"
 
 MADE_HERE = ("gloo", "nccl")
 """Backends that :func:`make_backend` makes."""
-
-OWN = "syncopate"
-"""The name of this package's own backend, whose groups meet by Gloo."""
 
 _BREAK_TAG = 1 << 30
 _CPU = torch.device("cpu")
@@ -382,7 +380,7 @@ def backends(group: dist.ProcessGroup | None) -> dict[str, str]:
     served = {}
     for entry in dist.get_backend_config(group).split(","):
         device, _, backend = entry.partition(":")
-        served[device] = "gloo" if backend == OWN else backend
+        served[device] = "gloo" if backend == BACKEND else backend  # our own meets by Gloo
     return served
 
 

@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -73,6 +74,11 @@ CALLS = {
 }
 
 
+def until_it_fails(call: Callable[[], object]) -> None:
+    while True:
+        call()
+
+
 def killed(rank: int, size: int, name: str) -> dict[str, Any]:
     tensor = torch.zeros(40_000)
     dist.barrier()
@@ -80,8 +86,7 @@ def killed(rank: int, size: int, name: str) -> dict[str, Any]:
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
     began_s = time.monotonic()
     with pytest.raises(RuntimeError) as caught:
-        while True:
-            CALLS[name](tensor)
+        until_it_fails(lambda: CALLS[name](tensor))
     took_s = time.monotonic() - began_s
     with pytest.raises(CollectiveError, match="broken since"):
         dist.all_reduce(tensor)
@@ -103,8 +108,7 @@ def killed_amid_a_backward(rank: int, size: int) -> str:
     if rank == CULPRIT:
         threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGKILL)).start()
     with pytest.raises(RuntimeError) as caught:
-        while True:
-            model(torch.ones(4, 300)).sum().backward()
+        until_it_fails(lambda: model(torch.ones(4, 300)).sum().backward())
     return str(caught.value)
 
 
@@ -121,8 +125,7 @@ def killed_in_a_part(rank: int, size: int) -> str:
     if rank == CULPRIT:
         os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(CollectiveError) as caught:
-        while True:
-            dist.all_reduce(torch.zeros(10), group=part)
+        until_it_fails(lambda: dist.all_reduce(torch.zeros(10), group=part))
     return str(caught.value)
 
 

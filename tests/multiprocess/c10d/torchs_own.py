@@ -6,17 +6,16 @@ import importlib
 import importlib.util
 import os
 import sys
-import tempfile
 import traceback
 import types
 import unittest
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-_MODULE = "torch.testing._internal.distributed.distributed_test"
+MODULE = "torch.testing._internal.distributed.distributed_test"
 
 
 def suite(rank: int, world_size: int, folder: str) -> Any:
@@ -30,7 +29,7 @@ def suite(rank: int, world_size: int, folder: str) -> Any:
         sys.modules["expecttest"] = _expecttest()
     argv, sys.argv = sys.argv, sys.argv[:1]
     try:
-        module = importlib.import_module(_MODULE)
+        module = importlib.import_module(MODULE)
     finally:
         sys.argv = argv
 
@@ -48,47 +47,55 @@ def _expecttest() -> types.ModuleType:
     return module  # type: ignore[no-any-return]
 
 
-def names() -> list[str]:
-    """Return the names of all tests, in the order of the alphabet."""
-    case = suite(0, 4, tempfile.gettempdir())
-    return unittest.TestLoader().getTestCaseNames(case)  # type: ignore[return-value]
+class Where(NamedTuple):
+    """Where the ranks of torch's tests meet.
+
+    Attributes:
+        folder: an empty one, for their files.
+        port: of a store on this machine.
+        backend: of their process groups.
+    """
+
+    folder: str
+    port: int
+    backend: str
 
 
-def run(
-    rank: int, world_size: int, folder: str, port: int, wanted: list[str], backend: str
-) -> list[tuple[str, str]]:
+def run(rank: int, world_size: int, where: Where, wanted: list[str]) -> list[tuple[str, str]]:
     """Run tests on this rank; return the name of each, and how it ended.
 
     An end is ``"passed"``, ``"skipped: ..."`` or ``"failed: ..."``. After a failure the ranks may
     be anywhere, so no further one is run.
     """
-    case_type = suite(rank, world_size, folder)
-    (Path(folder) / "barrier").mkdir(exist_ok=True)
-    (Path(folder) / "test_dir").mkdir(exist_ok=True)
+    case_type = suite(rank, world_size, where.folder)
+    for name in ("barrier", "test_dir"):
+        (Path(where.folder) / name).mkdir(exist_ok=True)
     if dist.is_initialized():
         dist.destroy_process_group()
     ends = []
     for name in wanted:
-        ends.append((name, _end(case_type, name, rank, world_size, folder, port, backend)))
+        _begin(name, rank, world_size, where)
+        case = case_type(name)
+        case.rank, case.file_name = rank, f"{where.folder}/{name}"
+        ends.append((name, _end(case, name)))
         if ends[-1][1].startswith("failed"):
             break
     return ends
 
 
-def _end(
-    case_type: Any, name: str, rank: int, world_size: int, folder: str, port: int, backend: str
-) -> str:
-    store = dist.TCPStore("127.0.0.1", port, None, is_master=False, timeout=timedelta(seconds=60))
+def _begin(name: str, rank: int, world_size: int, where: Where) -> None:
+    limit = timedelta(seconds=60)
+    store = dist.TCPStore("127.0.0.1", where.port, None, is_master=False, timeout=limit)
     dist.init_process_group(
-        backend,
+        where.backend,
         store=dist.PrefixStore(name, store),
         rank=rank,
         world_size=world_size,
-        timeout=timedelta(seconds=60),
+        timeout=limit,
     )
-    case = case_type(name)
-    case.rank = rank
-    case.file_name = f"{folder}/{name}"
+
+
+def _end(case: Any, name: str) -> str:
     try:
         getattr(case, name)()
         end = "passed"
@@ -99,7 +106,7 @@ def _end(
     except BaseException:
         return f"failed: {traceback.format_exc()}"
     try:
-        case._barrier()
+        case._barrier(timeout=60)
         if dist.is_initialized():
             dist.destroy_process_group()
     except BaseException:

@@ -40,7 +40,7 @@ class Narrow:
             tensor: contiguous and with elements.
             form: the shards of a reduce-scatter, and what elements travel as.
         """
-        flat, (bounds, dtype) = tensor.view(-1), form
+        flat, (bounds, dtype, _) = tensor.view(-1), form
         collective, root = recipe.collective, recipe.root
         if bounds is not None and (owner := lone_owner(bounds)) is not None:
             collective, root, bounds = "reduce", owner, None

@@ -247,7 +247,7 @@ class Executor:
                 started.append((peer, receive(self._whole(tensor), peer, tag)))
             for peer, tensor in outgoing.items():
                 started.append((peer, send(self._whole(tensor), peer, tag)))
-            for peer, message in started:
+            for peer, message in started:  # noqa: B007 - the error names it
                 message.wait()
         except RuntimeError as error:
             raise PeerError(peer, error) from error

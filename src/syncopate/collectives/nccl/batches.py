@@ -109,7 +109,7 @@ class Rounds:
             form: its shards, and what elements travel as, to the same bits as the mesh's
                 (:mod:`syncopate.collectives.mesh.narrow`).
         """
-        flat, (bounds, narrow) = tensor.view(-1), form
+        flat, (bounds, narrow, _) = tensor.view(-1), form
         travels_as = narrow or flat.dtype
         program = self._program(schedule, flat, bounds, travels_as)
         scratch = flat.new_empty(program.scratch_numel, dtype=travels_as)
