@@ -32,7 +32,7 @@ from syncopate.protocol.messages import Refusal
 from syncopate.protocol.piece import Slice, TableSlice
 from syncopate.protocol.rules import STEPS, Rules
 from syncopate.protocol.slice import Position
-from syncopate.protocol.table import columns_of
+from syncopate.protocol.table import ID_BYTES, columns_of
 
 WEIGHTS = "weights"
 _STATE = "state:"
@@ -101,7 +101,7 @@ class Shard:
             return
         data = tensor_of(frame, torch.uint8)
         if isinstance(message, msg.PullRows):
-            ids = ids_of(data[: data.numel() // 8 * 8])
+            ids = ids_of(data[: data.numel() // ID_BYTES * ID_BYTES])
         else:
             state = message.state if isinstance(message, msg.BeginRows) else ()
             whole = spec.table.row_bytes(columns_of(state))

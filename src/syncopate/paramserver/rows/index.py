@@ -51,7 +51,7 @@ class RowIndex:
         if 2 * (self.count + len(ids)) > len(self._ids):
             held = self._ids != _FREE
             old_ids, old_slots = self._ids[held], self._slots[held]
-            size = 1 << (4 * (self.count + len(ids)) - 1).bit_length()
+            size = 1 << (2 * (self.count + len(ids))).bit_length()
             self._ids = np.full(size, _FREE, np.int64)
             self._slots = np.empty(size, np.int64)
             self._put(old_ids, old_slots)

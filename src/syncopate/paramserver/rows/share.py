@@ -43,7 +43,7 @@ class TableShare:
         self._columns = {
             name: torch.empty(0, self._table.width, dtype=dtype) for name in self._first
         }
-        self._changed: list[Slots] = []
+        self._changed = np.empty(0, np.bool_)
         # By worker and sequence number: parts by number, and whether a backward reached the table.
         self._staged: dict[tuple[int, int], dict[int, Tensor]] = {}
         self._reached: dict[tuple[int, int], bool] = {}
@@ -115,10 +115,9 @@ class TableShare:
 
     def snapshot(self, *, whole: bool) -> dict[str, Tensor]:
         """Return what changed since the last call, or all that is kept; copies, by name."""
-        changed, self._changed = self._changed, []
-        slots = np.arange(self._index.count)
-        if not whole:
-            slots = np.unique(np.concatenate(changed)) if changed else slots[:0]
+        count = self._index.count
+        slots = np.arange(count) if whole else np.flatnonzero(self._changed[:count])
+        self._changed[:] = False
         places = torch.from_numpy(slots)
         found = {IDS: torch.from_numpy(self._ids[slots])}
         for name, column in self._columns.items():
@@ -130,7 +129,7 @@ class TableShare:
         columns = {name: tensors[name].view(-1, self._table.width) for name in self._columns}
         self._put(SomeRows(tensors[IDS].numpy(), columns.pop(WEIGHTS), columns))
         self._steps, self.begun = int(tensors[STEPS].item()), True
-        self._changed.clear()
+        self._changed[:] = False
 
     def _take(self, number: tuple[int, int], state: tuple[str, ...] = ()) -> list[SomeRows]:
         parts = self._staged.pop(number)
@@ -159,7 +158,7 @@ class TableShare:
                 for name, first in self._first.items():
                     self._columns[name][begin:end] = first
                 self._columns[WEIGHTS][begin:end] = initial_rows(self._table, made)
-        self._changed.append(slots)
+        self._changed[slots] = True
         return slots
 
     def _grow(self) -> None:
@@ -169,6 +168,7 @@ class TableShare:
             return
         more = max(_LEAST, 2 * room, self._index.count)
         self._ids = np.concatenate([self._ids, np.empty(more - room, np.int64)])
+        self._changed = np.concatenate([self._changed, np.zeros(more - room, np.bool_)])
         for name, column in self._columns.items():
             grown = column.new_empty(more, self._table.width)
             grown[:room] = column

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from contextlib import nullcontext
 
 import msgspec
 import pytest
@@ -74,9 +75,17 @@ def step_of(model, optimizers, step, rank):
         optimizer.zero_grad()
         for group in optimizer.param_groups:
             group["lr"] *= 0.9
-    loss_of(model, step, rank).backward()
+    backward(model, step, rank, aside=model.no_sync)
     for optimizer in reversed(optimizers):
         optimizer.step()
+
+
+def backward(model, step, rank, aside=nullcontext):
+    """Gradients of one batch, and in every fourth step of another one before."""
+    if step % 4 == 3:
+        with aside():
+            loss_of(model, 1000 + step, rank).backward()
+    loss_of(model, step, rank).backward()
 
 
 def trained(rank, _world, job, name):
@@ -110,7 +119,7 @@ def alone(name):
         found = []
         for rank in range(WORLD):
             model.zero_grad()
-            loss_of(model, step, rank).backward()
+            backward(model, step, rank)
             found.append([parameter.grad for parameter in model.parameters()])
         for parameter, *grads in zip(model.parameters(), *found, strict=True):
             parameter.grad = averaged([grad for grad in grads if grad is not None])
