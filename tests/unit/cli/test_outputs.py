@@ -98,7 +98,7 @@ def run(monkeypatch, capfd, tmp_path):
     monkeypatch.setattr(syncopate, "calibrate", lambda *given, **options: examples.cluster())
     measured = examples.benchmark()
     right = measured.__class__.from_json(measured.to_json().replace(b'"wrong": 3', b'"wrong": 0'))
-    monkeypatch.setattr(bench, "_measure", lambda *given: right)
+    monkeypatch.setattr(bench, "_measure", lambda *given, **told: right)
     monkeypatch.setattr(labs, "Lab", FakeLab)
     folder = tmp_path / "folder"
     folder.mkdir()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -43,8 +42,7 @@ def test_ranks_that_do_not_lead_say_nothing(monkeypatch, capsys) -> None:
 def test_sigterm_ends_a_block_as_an_interrupt_does_and_nothing_else() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(EndedError) as ended, ended_by_sigterm():
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(HANGS_S)
+        signal.raise_signal(signal.SIGTERM)
     assert isinstance(ended.value, KeyboardInterrupt)
     assert ended.value.exit_code == 143
     assert signal.getsignal(signal.SIGTERM) is before

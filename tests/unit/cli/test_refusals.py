@@ -172,7 +172,7 @@ def test_mistakes_that_all_ranks_share_are_printed_by_rank_0_alone(run, monkeypa
     assert err.startswith("error: rank 1: none.json")
 
 
-@pytest.mark.parametrize("line", ["plan --colour red", "fly", "plan"])
+@pytest.mark.parametrize("line", ["plan --colour red", "fly", "simulate"])
 def test_unknown_options_and_commands_are_refused(run, line):
     code, out, err = run(line)
     assert code == 2

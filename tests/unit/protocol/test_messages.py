@@ -16,13 +16,17 @@ from syncopate.protocol.table import Normal, Table
 
 TABLE = Table(rows=10**9, width=4, initial=Normal(std=0.1, seed=3))
 SLICES = (Slice(0, "w", "float32", 0, 4), Slice(1, "w", "float32", 4, 4))
+STANDING = msg.NodeStanding("server", 0, "here", 0.5, "tcp://h:1", msg.Figures(1, 2, 3, 4, 5))
 ALL = [
     (msg.ToScheduler, msg.Register(2, "job", "server", "token", "tcp://h:1", 2, "run", True)),
     (msg.ToScheduler, msg.Heartbeat("token")),
+    (msg.ToScheduler, msg.Heartbeat("token", msg.Figures(step=3, queued=1))),
+    (msg.ToScheduler, msg.Status("job")),
     (msg.ToScheduler, msg.Leave("token")),
     (msg.ToScheduler, msg.Failed("token", "why")),
     (msg.FromScheduler, msg.Roster("run", 1, ("tcp://h:1",), ("a", "b"))),
     (msg.FromScheduler, msg.Heartbeat("")),
+    (msg.FromScheduler, msg.Standing(True, 1, 2, (STANDING,))),
     (msg.FromScheduler, msg.Lost(3, 6.5)),
     (msg.FromScheduler, msg.Left(3)),
     (msg.FromScheduler, msg.Moved(0, "tcp://h:2")),
