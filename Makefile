@@ -18,7 +18,7 @@ SOURCES := src tests $(wildcard benchmarks reproduce examples docs)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-rest test-full test-extras extras-here test-torch lint format docs reproduce bench mutants clean
+.PHONY: help demo test test-rest test-full test-extras extras-here test-torch lint format docs site site-here reproduce bench mutants clean
 
 help: ## show this list
 	@echo "Syncopate: moves gradient communication off the critical path."
@@ -107,6 +107,25 @@ docs: $(READY) ## renew the generated tables and the frozen public surface
 	@$(BIN)/python docs/generate.py
 	@$(BIN)/python -m tests.test_public_surface
 
+# In an environment of its own, which has mkdocs and no torch. PIP_ARGS and the others are handed on.
+site: ## the pages as a website with search, in out/site
+	@$(MAKE) --no-print-directory VENV=.venv-site site-here
+
+SITE_READY := $(VENV)/.site
+$(SITE_READY): pyproject.toml
+	@command -v $(PYTHON) >/dev/null 2>&1 || { \
+	  echo "error: '$(PYTHON)' not found; install Python 3.11 or newer, or say make PYTHON=/path/to/python3" >&2; exit 1; }
+	@rm -f $@
+	@echo "==> mkdocs in $(VENV) (what pip says: $(LOG))"
+	@test -x $(BIN)/python || $(PYTHON) -m venv --clear $(VENV) || { rm -rf $(VENV); \
+	  echo "error: cannot make $(VENV); on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	@$(call quietly,'.[site]')
+	@touch $@
+
+site-here: $(SITE_READY)
+	@$(BIN)/mkdocs build --quiet --strict $(ARGS)
+	@echo "==> open out/site/index.html"
+
 # What every paper's script shows, then all figures of the papers, and the tables of docs/reproduce.md.
 PAPERS := mg_wfbp linear_pipeline blueconnect ssd_sgd ssd_sgd_search glu_stability sketchdlc sketchdlc_networks papers
 reproduce: $(READY) ## the five papers' figures anew, and their page: some minutes (ARGS=--quick: one)
@@ -125,6 +144,6 @@ mutants: $(READY) ## how many small faults the tests notice, by a sample: about 
 	@$(BIN)/python -m tests.mutants $(ARGS)
 
 clean: ## remove the environment, caches and what the demo wrote
-	rm -rf $(VENV) .venv-extras .venv-torch-* build dist out mutants syncopate-demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-extras .venv-site .venv-torch-* build dist out mutants syncopate-demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	find . -name '*.egg-info' -type d -prune -exec rm -rf {} +

@@ -14,6 +14,7 @@ VOCABULARY = {
     "errors",
     "artifacts",
     "delay",
+    "extensions",
     "output",
     "ports",
     "ranks",

@@ -101,6 +101,12 @@ class ArtifactError(SyncopateError):
         self.reason = reason
 
 
+class ExtensionError(SyncopateError):
+    """An algorithm or a policy of an installed package that cannot be used."""
+
+    exit_code = 2
+
+
 class ScheduleError(SyncopateError):
     """A schedule that the symbolic checker refutes."""
 

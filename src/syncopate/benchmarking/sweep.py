@@ -34,8 +34,9 @@ def parse_algorithm(collective: str, text: str) -> tuple[str, dict[str, Option]]
     name, *parts = text.split(":")
     known: tuple[str, ...] = ()
     if name not in (registry.AUTO, registry.NATIVE):
-        if name not in registry.algorithms(collective):
-            everything = (registry.NATIVE, *registry.algorithms(collective), registry.AUTO)
+        conditions(collective)
+        if not registry.has(collective, name):
+            everything = (registry.NATIVE, *registry.names(collective), registry.AUTO)
             raise UnknownNameError("algorithm", name, everything, collective)
         known = (*registry.ALGORITHMS[collective, name].options, ORDER)
     options: dict[str, Option] = {}

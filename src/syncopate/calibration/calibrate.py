@@ -188,7 +188,10 @@ def _algorithms(
     if isinstance(collectives, str) or not collectives:
         rule = f"a list of at least one of {', '.join(registry.collectives())}"
         raise InvalidValueError("collectives", collectives, rule)
-    known = {name: (registry.NATIVE, *registry.algorithms(name)) for name in collectives}
+    known = {
+        name: (registry.NATIVE, *registry.algorithms(name, algorithms or ()))
+        for name in collectives
+    }
     if algorithms is None:
         return dict.fromkeys(known, ())
     everywhere = tuple(dict.fromkeys(name for names in known.values() for name in names))

@@ -55,8 +55,9 @@ def require_recipe(recipe: Recipe, world_size: int) -> None:
 
 
 def _require_known(recipe: Recipe) -> None:
-    known = (NATIVE, *registry.algorithms(recipe.collective), registry.AUTO)
-    if recipe.algorithm not in known[:-1]:
+    conditions(recipe.collective)
+    if recipe.algorithm != NATIVE and not registry.has(recipe.collective, recipe.algorithm):
+        known = (NATIVE, *registry.names(recipe.collective), registry.AUTO)
         raise UnknownNameError("algorithm", recipe.algorithm, known, recipe.collective)
 
 

@@ -2,6 +2,10 @@
 
 A new policy is one file and one row here: a function from a problem to a partition, or one from a
 question to a draft, which then chooses exchange, channels and recipes as well.
+
+A policy of one's own can also be added from outside, by :func:`register`, or by an entry point of
+:data:`GROUP` in an installed package. The latter is registered when its name is used
+(:mod:`syncopate.extensions`).
 """
 
 from __future__ import annotations
@@ -9,8 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 
-from syncopate.errors import UnknownNameError
+from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.extensions import Extensions
 from syncopate.planning.policies.auto import auto
 from syncopate.planning.policies.mg_wfbp import mg_wfbp
 from syncopate.planning.policies.optimal import optimal
@@ -43,10 +49,18 @@ class Policy:
     chooses: bool = False
 
     def draft(self, question: Question) -> Draft:
-        """Return this policy's answer."""
+        """Return this policy's answer.
+
+        Raises:
+            InvalidValueError: its buckets are not all tensors, each once.
+        """
         if self.plans is not None:
             return self.plans(question)
-        return question.draft(self.partition(question.problem))
+        length, ends = question.problem.length, tuple(self.partition(question.problem))
+        if not ends or ends[-1] != length or any(a >= b for a, b in pairwise((0, *ends))):
+            rule = f"the increasing ends of its buckets, each > 0 and the last {length}"
+            raise InvalidValueError(f"partition of policy {self.name!r}", ends, rule)
+        return question.draft(ends)
 
 
 _ROWS = (
@@ -83,13 +97,34 @@ _ROWS = (
     ),
 )
 
-POLICIES: dict[str, Policy] = {row.name: row for row in _ROWS}
-"""Name -> row."""
+GROUP = "syncopate.policies"
+"""The entry points of packages that bring policies."""
+
+POLICIES: dict[str, Policy] = {}
+"""Name -> row, in the order of registration; filled by :func:`register` alone."""
+
+_EXTENSIONS = Extensions(GROUP, Policy, lambda row: row.name, frozenset(row.name for row in _ROWS))
+
+
+def register(policy: Policy) -> None:
+    """Add a row to the table.
+
+    Raises:
+        InvalidValueError: the name is taken.
+    """
+    if policy.name in POLICIES:
+        rule = f"none of those taken: {', '.join(POLICIES)}"
+        raise InvalidValueError("policy name", policy.name, rule)
+    POLICIES[policy.name] = policy
 
 
 def rivals() -> list[Callable[[Problem], Partition]]:
-    """Return the policies that are a partition and no more; those that search are never behind."""
-    return [row.partition for row in POLICIES.values() if row.plans is None]
+    """Return the policies that are a partition and no more; those that search are never behind.
+
+    Policies from outside are not among them: ``optimal`` and ``auto`` plan the same on every
+    machine, whatever is installed there.
+    """
+    return [row.partition for row in _ROWS if row.plans is None]
 
 
 def filled_to(bucket_bytes: int) -> Policy:
@@ -102,11 +137,21 @@ def filled_to(bucket_bytes: int) -> Policy:
 
 
 def require_policy(name: str) -> Policy:
-    """Return a policy by its name.
+    """Return a policy by its name; one that a package brings is registered now.
 
     Raises:
         UnknownNameError: no such policy; lists those there are.
+        ExtensionError: a package brings it, and it cannot be used.
     """
     if name not in POLICIES:
-        raise UnknownNameError("policy", name, POLICIES)
+        row = _EXTENSIONS.load(name)
+        if row is None:
+            names = dict.fromkeys((*POLICIES, *_EXTENSIONS.names()))
+            raise UnknownNameError("policy", name, names)
+        if name not in POLICIES:  # else the package has registered it by itself
+            register(row)
     return POLICIES[name]
+
+
+for _row in _ROWS:
+    register(_row)

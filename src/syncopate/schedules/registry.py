@@ -13,15 +13,20 @@ should follow. :func:`fitted` gives the options that suit a cluster.
 An algorithm of one's own can also be added from outside, by the same function::
 
     register(Algorithm("all_reduce", "star", star_all_reduce, "everyone to rank 0 and back", "me"))
+
+and an installed package brings its own by an entry point of :data:`GROUP`. It is registered when
+its name is used (:mod:`syncopate.extensions`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
 from syncopate.artifacts.cluster import Cluster
 from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.extensions import Extensions
 from syncopate.recipe import NATIVE as _NATIVE
 from syncopate.recipe import ORDER
 from syncopate.schedules.base import Schedule
@@ -37,6 +42,9 @@ NATIVE = _NATIVE
 AUTO = "auto"
 """In the place of an algorithm's name: the communicator chooses the algorithm."""
 
+
+GROUP = "syncopate.algorithms"
+"""The entry points of packages that bring algorithms, each named ``collective.algorithm``."""
 
 _FEW_RANKS = 8
 """As many ranks show whether an algorithm keeps its peers."""
@@ -65,14 +73,46 @@ def collectives() -> tuple[str, ...]:
     return tuple(dict.fromkeys(collective for collective, _ in ALGORITHMS))
 
 
-def algorithms(collective: str) -> tuple[str, ...]:
+def algorithms(collective: str, asked: Iterable[str] = ()) -> tuple[str, ...]:
     """Return the names of the algorithms of ``collective``, without the backend's own.
+
+    Args:
+        collective: such as ``"all_reduce"``.
+        asked: names that were asked for; those that packages bring are registered now.
+
+    Raises:
+        UnknownNameError: no such collective.
+        ExtensionError: a package brings one that was asked for, and it cannot be used.
+    """
+    conditions(collective)
+    for name in asked:
+        has(collective, name)
+    return tuple(name for found, name in ALGORITHMS if found == collective)
+
+
+def has(collective: str, name: str) -> bool:
+    """Say whether an algorithm is registered; one that a package brings is registered now.
+
+    Raises:
+        ExtensionError: a package brings it, and it cannot be used.
+    """
+    if (collective, name) not in ALGORITHMS and name not in (NATIVE, AUTO):
+        row = _EXTENSIONS.load(f"{collective}.{name}")
+        # Not again where the package has registered it by itself.
+        if row is not None and (collective, name) not in ALGORITHMS:
+            register(row)
+    return (collective, name) in ALGORITHMS
+
+
+def names(collective: str) -> tuple[str, ...]:
+    """Return the names that can be asked for: :func:`algorithms`, and those that packages bring.
 
     Raises:
         UnknownNameError: no such collective.
     """
-    conditions(collective)
-    return tuple(name for found, name in ALGORITHMS if found == collective)
+    brought = (name.partition(".") for name in _EXTENSIONS.names())
+    found = (name for place, _, name in brought if place == collective)
+    return tuple(dict.fromkeys((*algorithms(collective), *found)))
 
 
 def require(collective: str, name: str, *, allow_native: bool = False) -> None:
@@ -86,8 +126,9 @@ def require(collective: str, name: str, *, allow_native: bool = False) -> None:
     Raises:
         UnknownNameError: no such collective or algorithm; lists those there are.
     """
-    known = ((NATIVE,) if allow_native else ()) + algorithms(collective)
-    if name not in known:
+    conditions(collective)
+    if not has(collective, name) and not (allow_native and name == NATIVE):
+        known = ((NATIVE,) if allow_native else ()) + names(collective)
         raise UnknownNameError("algorithm", name, known, collective)
 
 
@@ -190,7 +231,7 @@ def keeps_its_peers(collective: str, name: str, world_size: int) -> bool:
         >>> [keeps_its_peers("all_gather", name, 4) for name in ("ring", "recursive")]
         [True, False]
     """
-    if (collective, name) not in ALGORITHMS:
+    if not has(collective, name):
         return True
     table = build(collective, name, min(world_size, _FEW_RANKS)).table
     ways = set(zip(table.src.tolist(), table.dst.tolist(), strict=True))
@@ -211,3 +252,14 @@ def _built(algorithm: Algorithm, world_size: int, root: int, options: Options) -
 
 for _row in ROWS:
     register(_row)
+
+_EXTENSIONS = Extensions(
+    GROUP,
+    Algorithm,
+    lambda row: f"{row.collective}.{row.name}",
+    frozenset(
+        f"{collective}.{name}"
+        for collective in collectives()
+        for name in (NATIVE, *algorithms(collective), AUTO)
+    ),
+)

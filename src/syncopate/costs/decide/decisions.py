@@ -35,7 +35,7 @@ from syncopate.costs.model.remembered import remembered
 from syncopate.errors import InvalidValueError
 from syncopate.recipe import Recipe
 from syncopate.schedules.conditions import conditions
-from syncopate.schedules.registry import ALGORITHMS, NATIVE, algorithms
+from syncopate.schedules.registry import ALGORITHMS, NATIVE, has
 
 LARGEST_BYTES = 2.0**50
 """Beyond it nothing changes: prices that cross there differ by rounding alone."""
@@ -101,8 +101,7 @@ def decisions(
     measured = [c.algorithm for c in cluster.curves if c.collective == collective]
     if among is None:
         # A file may hold curves of algorithms that another process registered and this one did not.
-        known = (NATIVE, *algorithms(collective))
-        among = tuple(name for name in measured if name in known) or None
+        among = tuple(n for n in measured if n == NATIVE or has(collective, n)) or None
     costs = collective_costs(cluster, collective, among)
     ranges = _from_curves(costs) if measured else _from_prices(costs)
     table: list[Decision] = []

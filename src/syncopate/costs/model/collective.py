@@ -57,6 +57,7 @@ from syncopate.schedules.registry import (
     build,
     candidates,
     fitted,
+    has,
 )
 
 BLOCKS = tuple(2**k for k in range(9))
@@ -107,7 +108,7 @@ def collective_costs(
 
 @remembered
 def _collective_costs(cluster: Cluster, collective: str, names: tuple[str, ...] | None) -> Envelope:
-    registered = algorithms(collective)
+    registered = algorithms(collective, names or ())
     measured = {c.algorithm: c for c in cluster.curves if c.collective == collective}
     known = tuple(measured) or registered
     default = tuple(measured) or candidates(collective, cluster)
@@ -238,7 +239,7 @@ def _end(curve: CollectiveCurve) -> int:
 
 def _schedule(cluster: Cluster, curve: CollectiveCurve) -> Schedule | None:
     """Return what a curve would run beyond its largest size; None where it is not known."""
-    if (curve.collective, curve.algorithm) not in ALGORITHMS:
+    if not has(curve.collective, curve.algorithm):
         return None
     options: dict[str, Any] = dict(curve.points[-1].options)
     if curve.order:

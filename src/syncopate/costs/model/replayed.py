@@ -27,7 +27,7 @@ from syncopate.costs.model.collective import collective_costs, schedule_cost
 from syncopate.costs.model.functions import CostFunction
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.recipe import NATIVE
-from syncopate.schedules.registry import ALGORITHMS, algorithms, collectives
+from syncopate.schedules.registry import ALGORITHMS, algorithms, collectives, has
 
 _STANDS_IN = "ring"
 _ROOTED_STANDS_IN = "mst"
@@ -148,7 +148,7 @@ def _cost(cluster: Cluster, message: Message) -> CostFunction:
     if collective not in collectives():
         raise UnknownNameError("collective", collective, (*collectives(), *_ONE_BY_ONE))
     measured = {one.algorithm for one in cluster.curves if one.collective == collective}
-    known = (collective, name) in ALGORITHMS
+    known = has(collective, name)
     if not known:
         name = NATIVE
     if measured:

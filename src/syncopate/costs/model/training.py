@@ -68,7 +68,7 @@ from syncopate.costs.model.served import served_costs
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.recipe import NATIVE
 from syncopate.schedules.conditions import conditions
-from syncopate.schedules.registry import algorithms, candidates, keeps_its_peers
+from syncopate.schedules.registry import algorithms, candidates, has, keeps_its_peers
 
 _MEASURED_MOST = "all_reduce"
 _AFTER_ANOTHER = 1.3
@@ -251,7 +251,7 @@ def _shown(cluster: Cluster) -> _Shown | None:
     measured = collective_costs(cluster).costs
     for name in sorted(measured, key=lambda name: name != "ring"):
         cost = measured[name]
-        if name not in algorithms(_MEASURED_MOST) or not isinstance(cost, CurveCost):
+        if not has(_MEASURED_MOST, name) or not isinstance(cost, CurveCost):
             continue
         least, most = max(min(cost.sizes), 4), max(cost.sizes)
         powers = 2.0 ** np.arange(math.log2(least), math.log2(most) + 1)
@@ -270,7 +270,7 @@ def _shown(cluster: Cluster) -> _Shown | None:
 def _derived(cluster: Cluster, collective: str, names: tuple[str, ...] | None) -> Envelope:
     """Return the costs of a collective that was not measured beside all-reduces that were."""
     shown = _shown(cluster)
-    known = (NATIVE,) if shown is None else algorithms(collective)
+    known = (NATIVE,) if shown is None else algorithms(collective, names or ())
     default = (NATIVE,) if shown is None else candidates(collective, cluster)
     wanted = default if names is None else names
     for name in wanted:
