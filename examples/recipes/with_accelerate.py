@@ -1,4 +1,4 @@
-"""Accelerate: it prepares everything but the gradients' exchange, which is Syncopate's.
+"""Accelerate, with gradients that Syncopate exchanges.
 
     torchrun --nproc-per-node 2 examples/recipes/with_accelerate.py
     torchrun --nproc-per-node 2 examples/recipes/with_accelerate.py --ddp
@@ -16,7 +16,7 @@ from accelerate import Accelerator
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-import syncopate
+from syncopate.integrations import SyncopateAccelerator
 from syncopate.zoo import resnet20
 from syncopate.zoo.data import digits
 
@@ -25,24 +25,19 @@ def main() -> None:
     """Train some epochs, and test on rank 0."""
     parser = argparse.ArgumentParser(description="Train ResNet-20 on digits with Accelerate.")
     parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--ddp", action="store_true", help="prepare the model for DDP")
+    parser.add_argument("--ddp", action="store_true", help="use Accelerate's own accelerator")
     parser.add_argument("--save", type=Path, help="where rank 0 writes the weights")
     arguments = parser.parse_args()
 
-    accelerator = Accelerator(cpu=not torch.cuda.is_available(), gradient_accumulation_steps=2)
+    kind = Accelerator if arguments.ddp else SyncopateAccelerator
+    accelerator = kind(cpu=not torch.cuda.is_available(), gradient_accumulation_steps=2)
     data = digits()
     torch.manual_seed(0)
     model = resnet20().model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     training = TensorDataset(data.train_inputs, data.train_targets)
     batches = DataLoader(training, batch_size=32, shuffle=True, drop_last=True)
-    if arguments.ddp:
-        model, optimizer, batches = accelerator.prepare(model, optimizer, batches)
-    else:
-        # Device and precision, but no DistributedDataParallel.
-        model = accelerator.prepare_model(model, evaluation_mode=True)
-        model, optimizer = syncopate.distribute(model, optimizer)
-        optimizer, batches = accelerator.prepare(optimizer, batches)
+    model, optimizer, batches = accelerator.prepare(model, optimizer, batches)
 
     steps = 0
     for _ in range(arguments.epochs):

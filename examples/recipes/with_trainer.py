@@ -1,9 +1,9 @@
-"""Transformers: a Trainer whose model Syncopate distributes where it makes its optimizer.
+"""Transformers' Trainer, with gradients that Syncopate exchanges.
 
     torchrun --nproc-per-node 2 examples/recipes/with_trainer.py
     torchrun --nproc-per-node 2 examples/recipes/with_trainer.py --ddp
 
-Copy the class; the rest is any script with a Trainer. docs/recipes.md says what differs.
+Any script with a Trainer. docs/recipes.md says what differs.
 """
 
 from __future__ import annotations
@@ -11,30 +11,15 @@ from __future__ import annotations
 import argparse
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import Trainer, TrainingArguments
 
-import syncopate
+from syncopate.integrations import SyncopateTrainer
 from syncopate.zoo import resnet20
 from syncopate.zoo.data import digits
-
-
-class SyncopateTrainer(Trainer):
-    """A Trainer with gradients that Syncopate exchanges."""
-
-    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """Make the optimizer, and distribute the model with it."""
-        optimizer = super().create_optimizer(model)
-        trained: Any = self.model
-        if not hasattr(trained, "syncopate"):
-            # Device and precision, but no DistributedDataParallel: what follows leaves it so.
-            self.accelerator.prepare_model(trained, evaluation_mode=True)
-            syncopate.distribute(trained, optimizer)
-        return optimizer
 
 
 class Recogniser(nn.Module):

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from syncopate.calibration.logs.read import read_logs
     from syncopate.collectives.communicator import Communicator
     from syncopate.delay import Delay, LocalSGD
+    from syncopate.engine.checks.lint import check
     from syncopate.engine.ddp.wrap import ddp
     from syncopate.engine.distribute import Distributed, distribute
     from syncopate.engine.exchange.optimizers import declare_optimizer
@@ -98,6 +99,7 @@ __all__ = [
     "analyze",
     "bench",
     "calibrate",
+    "check",
     "compare",
     "ddp",
     "declare_optimizer",
@@ -135,6 +137,7 @@ _MODULES = {
     "Communicator": "collectives.communicator",
     "Delay": "delay",
     "LocalSGD": "delay",
+    "check": "engine.checks.lint",
     "ddp": "engine.ddp.wrap",
     "Distributed": "engine.distribute",
     "distribute": "engine.distribute",

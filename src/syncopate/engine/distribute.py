@@ -26,6 +26,7 @@ from syncopate.engine.checks.connect import require_process_group
 from syncopate.engine.checks.soundness import Given, checks
 from syncopate.engine.engine import Engine
 from syncopate.engine.model.module import attach
+from syncopate.engine.model.ownership import adopt
 from syncopate.engine.model.state import Buffers, broadcast_tensors
 from syncopate.engine.published import publish_if_asked
 from syncopate.engine.recording import tell
@@ -221,6 +222,7 @@ def _built(
     try:
         row = _with_capture(checks(model, optimizers, given, communicator.world_size))
         sound, told = agree(communicator, row, beside=tell(socket.gethostname()))
+        adopt(model)
         device, shared = sound.trainables[0].parameter.device, given.broadcast_buffers
         buffers = Buffers(model, device, sound.ignored, shared=shared)
         broadcast_tensors(communicator, [*sound.weights, *buffers.tensors])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import runpy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -45,11 +44,6 @@ def launched(rank: int, world_size: int, folder: Path) -> None:
     own = folder / str(rank)
     own.mkdir()
     os.chdir(own)
-
-
-def recipe(file: str) -> dict[str, Any]:
-    """Return what a recipe defines."""
-    return runpy.run_path(str(RECIPES / file))
 
 
 def small() -> tuple[nn.Module, torch.utils.data.TensorDataset]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,7 +32,6 @@ from tests.multiprocess.recipes.frameworks import (
     launched,
     needs,
     options,
-    recipe,
     require_same,
     small,
 )
@@ -54,18 +52,21 @@ PLANNED_STEPS, LATEST_SAVED = 400, 300
 """Of a training that measures itself: it tries the first other exchange after some 200."""
 
 
-def by_accelerate(accelerator: Any, name: str, folder: Path, start: Path | None = None) -> Any:
+def by_accelerate(name: str, folder: Path, start: Path | None = None) -> Any:
     """Train; write a checkpoint on the way, or begin with one. Return the states at the end."""
+    from accelerate import Accelerator  # noqa: PLC0415 - only ranks need it
+
+    from syncopate.integrations import SyncopateAccelerator  # noqa: PLC0415 - loads Accelerate
+
     model, data = small()
+    kind = partial(SyncopateAccelerator, distribute_options=options(name, model))
+    accelerator = (Accelerator if name == DDP else kind)(cpu=True)
     optimizer: Any = torch.optim.AdamW(model.parameters(), lr=0.1)
     batches: Any = torch.utils.data.DataLoader(data, batch_size=4, shuffle=True)
     scheduler: Any = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
-    if name == DDP:
-        prepared: Any = accelerator.prepare_model(model)
-    else:
-        prepared = accelerator.prepare_model(model, evaluation_mode=True)
-        syncopate.distribute(model, optimizer, **options(name, model))
-    optimizer, batches, scheduler = accelerator.prepare(optimizer, batches, scheduler)
+    prepared, optimizer, batches, scheduler = accelerator.prepare(
+        model, optimizer, batches, scheduler
+    )
     if start is not None:
         accelerator.load_state(str(start))
         batches = accelerator.skip_first_batches(batches, SAVED_AFTER)
@@ -88,20 +89,17 @@ def by_accelerate(accelerator: Any, name: str, folder: Path, start: Path | None 
 
 def saves_by_accelerate(rank: int, world_size: int, folder: Path) -> None:
     launched(rank, world_size, folder)
-    from accelerate import Accelerator  # noqa: PLC0415 - only ranks need it
-
-    accelerator = Accelerator(cpu=True)
-    ends = {name: by_accelerate(accelerator, name, folder / name) for name in (DDP, *OURS)}
+    ends = {name: by_accelerate(name, folder / name) for name in (DDP, *OURS)}
     for name in OURS:
         require_same(ends[name], ends[DDP], name)
         for file in (folder / DDP).iterdir():
             require_same(loaded(folder / name / file.name), loaded(file), f"{name}, {file.name}")
     for saved, resumed in RESUMED:
-        end = by_accelerate(accelerator, resumed, folder / "again", folder / saved)
+        end = by_accelerate(resumed, folder / "again", folder / saved)
         require_same(end, ends[DDP], f"from {saved} by {resumed}")
     # Where ranks own parts of the weights: all weights, and a sentence that says what to call.
     with pytest.raises(EngineError, match=CALL):
-        by_accelerate(accelerator, SHARDED, folder / SHARDED)
+        by_accelerate(SHARDED, folder / SHARDED)
     torch.distributed.barrier()  # rank 0 has written the weights
     ours, theirs = (weights_in(folder / name) for name in (SHARDED, DDP))
     assert ours.keys() == theirs.keys()
@@ -203,7 +201,8 @@ def saves_by_trainer(rank: int, world_size: int, folder: Path) -> None:
     launched(rank, world_size, folder)
     from transformers import Trainer, TrainingArguments  # noqa: PLC0415 - only ranks need it
 
-    parts = recipe("with_trainer.py")
+    from syncopate.integrations import SyncopateTrainer  # noqa: PLC0415 - loads Transformers
+
     samples = [{"inputs": inputs, "labels": label} for inputs, label in small()[1]]
 
     def trained(name: str, output: Path, start: Path | None = None, **given: Any) -> Any:
@@ -215,9 +214,8 @@ def saves_by_trainer(rank: int, world_size: int, folder: Path) -> None:
         )
         model = Classifier()
         shown = options(name, model, 5.0 if name == SHARDED else TIMEOUT_S)
-        called = SimpleNamespace(distribute=partial(syncopate.distribute, **shown))
-        parts["SyncopateTrainer"].create_optimizer.__globals__["syncopate"] = called
-        trainer = (Trainer if name == DDP else parts["SyncopateTrainer"])(
+        kind = partial(SyncopateTrainer, distribute_options=shown)
+        trainer = (Trainer if name == DDP else kind)(
             model=model, args=arguments, train_dataset=samples, eval_dataset=samples
         )
         trainer.train(resume_from_checkpoint=str(start) if start else None)
@@ -295,7 +293,8 @@ def saves_by_lightning(rank: int, world_size: int, folder: Path) -> None:
     launched(rank, world_size, folder)
     import lightning.pytorch as pl  # noqa: PLC0415 - only ranks need it
 
-    parts = recipe("lightning_strategy.py")
+    from syncopate.integrations import SyncopateStrategy  # noqa: PLC0415 - loads Lightning
+    from syncopate.integrations import lightning as strategies  # noqa: PLC0415
 
     def fitted(name: str, output: Path, start: Path | None = None) -> Any:
         torch.manual_seed(7)
@@ -304,7 +303,7 @@ def saves_by_lightning(rank: int, world_size: int, folder: Path) -> None:
         )
         model = lightning_module()
         trainer = pl.Trainer(
-            strategy=DDP if name == DDP else parts["SyncopateStrategy"](**options(name, model)),
+            strategy=DDP if name == DDP else SyncopateStrategy(**options(name, model)),
             accelerator="cpu",
             devices=world_size,
             max_epochs=2,
@@ -337,7 +336,7 @@ def saves_by_lightning(rank: int, world_size: int, folder: Path) -> None:
         start = folder / saved / f"step={STEPS}.ckpt"
         require_same(fitted(resumed, folder / "again", start), ends, f"from {saved} by {resumed}")
     # A strategy that leaves forward and backward inside of the optimizer's step.
-    parts["SyncopateStrategy"].setup_optimizers.__globals__["_closure_first"] = lambda *_: None
+    strategies._closure_first = lambda *_: None
     check(" with closures")
 
 

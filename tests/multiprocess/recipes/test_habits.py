@@ -5,14 +5,12 @@ from __future__ import annotations
 import copy
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-import syncopate
 from tests.multiprocess.harness import Cases, run_ranks
 from tests.multiprocess.recipes.frameworks import (
     DDP,
@@ -23,7 +21,6 @@ from tests.multiprocess.recipes.frameworks import (
     launched,
     needs,
     options,
-    recipe,
     require_same,
     small,
 )
@@ -46,16 +43,18 @@ def with_accelerate(rank: int, world_size: int, folder: Path) -> None:
     launched(rank, world_size, folder)
     from accelerate import Accelerator  # noqa: PLC0415 - only ranks need it
 
+    from syncopate.integrations import SyncopateAccelerator  # noqa: PLC0415 - loads Accelerate
+
     def trained(name: str, steps: int) -> Any:
         """Accumulate, average the weights as they go, and evaluate on rank 0 alone."""
-        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=steps)
         model, data = small()
+        kind = partial(SyncopateAccelerator, distribute_options=options(name, model))
+        accelerator = (Accelerator if name == DDP else kind)(
+            cpu=True, gradient_accumulation_steps=steps
+        )
         optimizer: Any = torch.optim.AdamW(model.parameters(), lr=0.05)
-        prepared = accelerator.prepare_model(model, evaluation_mode=name != DDP)
-        if name != DDP:
-            syncopate.distribute(model, optimizer, **options(name, model))
         batches = torch.utils.data.DataLoader(data, batch_size=4, shuffle=True)
-        optimizer, batches = accelerator.prepare(optimizer, batches)
+        prepared, optimizer, batches = accelerator.prepare(model, optimizer, batches)
         inner = accelerator.unwrap_model(prepared)
         averaged = AveragedModel(inner, multi_avg_fn=get_ema_multi_avg_fn(0.9))
         told: list[Tensor] = []
@@ -104,7 +103,8 @@ def with_trainer(rank: int, world_size: int, folder: Path) -> None:
         TrainingArguments,
     )
 
-    ours = recipe("with_trainer.py")["SyncopateTrainer"]
+    from syncopate.integrations import SyncopateTrainer  # noqa: PLC0415 - loads Transformers
+
     samples = [{"inputs": inputs, "labels": label} for inputs, label in small()[1]]
 
     class Averaged(TrainerCallback):
@@ -129,9 +129,8 @@ def with_trainer(rank: int, world_size: int, folder: Path) -> None:
             "disable_tqdm": True,
         }
         model, averaged = Classifier(), Averaged()
-        called = partial(syncopate.distribute, **options(name, model))
-        ours.create_optimizer.__globals__["syncopate"] = SimpleNamespace(distribute=called)
-        trainer = (Trainer if name == DDP else ours)(
+        kind = partial(SyncopateTrainer, distribute_options=options(name, model))
+        trainer = (Trainer if name == DDP else kind)(
             model=model,
             args=TrainingArguments(**arguments | told),
             train_dataset=samples,
@@ -210,12 +209,12 @@ def with_lightning(rank: int, world_size: int, folder: Path) -> None:
     launched(rank, world_size, folder)
     import lightning.pytorch as pl  # noqa: PLC0415 - only ranks need it
 
-    strategy = recipe("lightning_strategy.py")["SyncopateStrategy"]
+    from syncopate.integrations import SyncopateStrategy  # noqa: PLC0415 - loads Lightning
 
     def fitted(name: str, kind: str) -> Any:
         model = manual(kind)
         trainer = pl.Trainer(
-            strategy=DDP if name == DDP else strategy(**options(name, model)),
+            strategy=DDP if name == DDP else SyncopateStrategy(**options(name, model)),
             accelerator="cpu",
             devices=world_size,
             max_epochs=2,

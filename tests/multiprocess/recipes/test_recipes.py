@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import syncopate
+from syncopate.engine import distribute as distributing
 from syncopate.errors import EngineError
 from tests.multiprocess.engine.cases import TIMEOUT_S, plan_of
 from tests.multiprocess.harness import run_ranks
@@ -23,7 +24,6 @@ from tests.multiprocess.recipes.frameworks import (
     close,
     launched,
     needs,
-    recipe,
     small,
     weights_of,
 )
@@ -36,11 +36,11 @@ def started(file: str, *options: str) -> dict[str, Tensor]:
     """
     made = []
     with pytest.MonkeyPatch.context() as patch:
-        for owner, name in ((syncopate, "distribute"), (DistributedDataParallel, "__init__")):
+        for owner, name in ((distributing, "_begin"), (DistributedDataParallel, "__init__")):
             patch.setattr(owner, name, _counted(getattr(owner, name), made, name))
         patch.setattr(sys, "argv", [file, "--epochs", "1", "--save", "weights.pt", *options])
         runpy.run_path(str(RECIPES / file), run_name="__main__")
-    assert made == ["__init__" if "--ddp" in options else "distribute"]
+    assert made == ["__init__" if "--ddp" in options else "_begin"]
     saved = Path("weights.pt")
     weights: dict[str, Tensor] = torch.load(saved) if saved.exists() else {}
     saved.unlink(missing_ok=True)
@@ -74,6 +74,8 @@ def with_accelerate(rank: int, world_size: int, folder: Path) -> None:
     trains_as_ddp("with_accelerate.py")
     from accelerate import Accelerator  # noqa: PLC0415 - only ranks need it
 
+    from syncopate.integrations import SyncopateAccelerator  # noqa: PLC0415 - loads Accelerate
+
     accelerator = Accelerator(cpu=True)
     assert accelerator.mixed_precision == "bf16"
     assert accelerator.num_processes == world_size
@@ -83,7 +85,7 @@ def with_accelerate(rank: int, world_size: int, folder: Path) -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         return model, optimizer, torch.utils.data.DataLoader(data, batch_size=4)
 
-    def trained(model: nn.Module, optimizer: Any, batches: Any) -> list[Tensor]:
+    def trained(accelerator: Any, model: nn.Module, optimizer: Any, batches: Any) -> list[Tensor]:
         for inputs, targets in batches:
             optimizer.zero_grad()
             accelerator.backward(nn.functional.cross_entropy(model(inputs), targets))
@@ -91,24 +93,28 @@ def with_accelerate(rank: int, world_size: int, folder: Path) -> None:
             optimizer.step()
         return weights_of(model)
 
-    expected = trained(*accelerator.prepare(*made()))
+    expected = trained(accelerator, *accelerator.prepare(*made()))
     for exchange in ("allreduce", "sharded"):
         model, optimizer, batches = made()
-        model = accelerator.prepare_model(model, evaluation_mode=True)
         plan = plan_of(model, world_size, exchange=exchange)
-        syncopate.distribute(model, optimizer, plan=plan, timeout_s=TIMEOUT_S)
-        close(trained(model, *accelerator.prepare(optimizer, batches)), expected)
+        ours = SyncopateAccelerator(
+            cpu=True, distribute_options={"plan": plan, "timeout_s": TIMEOUT_S}
+        )
+        prepared = ours.prepare(model, optimizer, batches)
+        assert prepared[0] is model
+        assert model.syncopate.plan == plan
+        close(trained(ours, *prepared), expected)
         if exchange == "allreduce":
-            accelerator.save_state(str(folder / exchange))
-            accelerator.wait_for_everyone()
+            ours.save_state(str(folder / exchange))
+            ours.wait_for_everyone()
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter.zero_()
-            accelerator.load_state(str(folder / exchange))
+            ours.load_state(str(folder / exchange))
             close(weights_of(model), expected)
         else:
             with pytest.raises(EngineError, match=r"call model.syncopate.state_dict\(optimizer\)"):
-                accelerator.save_state(str(folder / exchange))
+                ours.save_state(str(folder / exchange))
             assert bool(model.syncopate.state_dict(optimizer)) == (rank == 0)
         model.syncopate.detach()
 
@@ -122,7 +128,7 @@ def with_accelerate(rank: int, world_size: int, folder: Path) -> None:
     del model._is_accelerate_prepared
     prepared = accelerator.prepare(model, optimizer, batches)
     with pytest.raises(EngineError, match=r"distributed already.*such as Accelerate's prepare"):
-        trained(*prepared)
+        trained(accelerator, *prepared)
 
 
 @needs("accelerate")
@@ -138,7 +144,7 @@ def with_trainer(rank: int, world_size: int, folder: Path) -> None:
     trains_as_ddp("with_trainer.py")
     from transformers import Trainer, TrainingArguments  # noqa: PLC0415 - only ranks need it
 
-    ours = recipe("with_trainer.py")["SyncopateTrainer"]
+    from syncopate.integrations import SyncopateTrainer  # noqa: PLC0415 - loads Transformers
 
     class Classifier(nn.Module):
         def __init__(self) -> None:
@@ -176,7 +182,7 @@ def with_trainer(rank: int, world_size: int, folder: Path) -> None:
         return weights_of(whole.model), weights_of(again.model), loss
 
     expected, _, loss = outcome(Trainer)
-    weights, resumed, our_loss = outcome(ours)
+    weights, resumed, our_loss = outcome(SyncopateTrainer)
     close(weights, expected)
     close(resumed, expected)
     assert our_loss == pytest.approx(loss)
@@ -221,10 +227,10 @@ def lightning_classifier() -> Any:
 
 def with_lightning(rank: int, world_size: int, folder: Path) -> None:
     launched(rank, world_size, folder)
-    trains_as_ddp("lightning_strategy.py")
+    trains_as_ddp("with_lightning.py")
     import lightning.pytorch as pl  # noqa: PLC0415 - only ranks need it
 
-    strategy = recipe("lightning_strategy.py")["SyncopateStrategy"]
+    from syncopate.integrations import SyncopateStrategy  # noqa: PLC0415 - loads Lightning
 
     def fitted(name: str, by: Any, **options: Any) -> tuple[Any, Any]:
         keeping = pl.callbacks.ModelCheckpoint(folder / name, filename="{epoch}", save_top_k=-1)
@@ -249,7 +255,7 @@ def with_lightning(rank: int, world_size: int, folder: Path) -> None:
     expected = weights_of(model)
     for exchange in ("allreduce", "sharded"):
         plan = plan_of(model, world_size, exchange=exchange)
-        model, trainer = fitted(exchange, strategy(plan=plan, timeout_s=TIMEOUT_S))
+        model, trainer = fitted(exchange, SyncopateStrategy(plan=plan, timeout_s=TIMEOUT_S))
         close(weights_of(model), expected)
         torch.testing.assert_close(trainer.callback_metrics, by_ddp.callback_metrics)
         # Syncopate has seen every batch: two epochs of 48 samples, 4 on each rank.
@@ -257,7 +263,7 @@ def with_lightning(rank: int, world_size: int, folder: Path) -> None:
         assert not hasattr(model, "syncopate")
         trainer.save_checkpoint(folder / "after.ckpt")
         # What is saved goes on under DDP, and the other way round.
-        for saved, by in ((exchange, "ddp"), ("ddp", strategy(plan=plan))):
+        for saved, by in ((exchange, "ddp"), ("ddp", SyncopateStrategy(plan=plan))):
             resumed, _ = fitted("resumed", by, ckpt_path=folder / saved / "epoch=0.ckpt")
             close(weights_of(resumed), expected)
 

@@ -14,7 +14,7 @@ once: it was built from another copy. So are the models of a GAN distributed, on
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -105,11 +105,11 @@ def checks(
         InvalidValueError: an argument that cannot be, or not beside another one.
         UnknownNameError: no such policy or exchange.
     """
-    ignored = _ignored(model, given.ignore)
+    ignored = ignored_names(model, given.ignore)
     yield ()
     shared, sparse, trainables = _sound_model(model, ignored, served=given.exchange == SERVED)
     yield ()
-    known = tuple(dict.fromkeys(_sound_optimizer(each, model) for each in optimizers))
+    known = tuple(dict.fromkeys(sound_optimizer(each, model) for each in optimizers))
     tables = _sound_tables(given, sparse, known)
     known = _of_others(known, tables)
     yield ()
@@ -122,7 +122,7 @@ def checks(
     named = model.named_buffers() if given.broadcast_buffers else ()
     buffers = [(name, held) for name, held in named if name not in ignored]
     for name, held in buffers:
-        _require_shape(name, held)
+        require_shape(name, held)
     yield [
         *_facts(given, ignored),
         *tensor_facts("parameter", shared),
@@ -158,13 +158,14 @@ def _sound_model(
     model: nn.Module, ignored: frozenset[str], *, served: bool
 ) -> tuple[list[tuple[str, nn.Parameter]], _Sparse, tuple[Trainable, ...]]:
     """Return the parameters that all ranks share, sparse embeddings, and what is trained else."""
-    _require_plain(model)
-    shared = _shared(model, ignored)
+    for name, module in model.named_modules():
+        require_plain(name, module)
+    shared = shared_parameters(model, ignored)
     sparse = _sparse(model, shared, served=served)
     return shared, sparse, _trainables(model, shared, sparse)
 
 
-def _ignored(model: object, asked: Iterable[str]) -> frozenset[str]:
+def ignored_names(model: object, asked: Iterable[str]) -> frozenset[str]:
     """Return the names of parameters and buffers that each rank keeps for itself."""
     if not isinstance(model, nn.Module):
         raise InvalidValueError("model", type(model).__name__, "a torch.nn.Module")
@@ -181,36 +182,38 @@ def _ignored(model: object, asked: Iterable[str]) -> frozenset[str]:
     return names.union(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
 
 
-def _shared(model: nn.Module, ignored: frozenset[str]) -> list[tuple[str, nn.Parameter]]:
+def shared_parameters(model: nn.Module, ignored: frozenset[str]) -> list[tuple[str, nn.Parameter]]:
     """Return the parameters that all ranks share; one is ignored if all its names are."""
     named = model.named_parameters(remove_duplicate=False)
     shared = {id(parameter) for name, parameter in named if name not in ignored}
     return [(name, p) for name, p in model.named_parameters() if id(p) in shared]
 
 
-def _require_plain(model: nn.Module) -> None:
-    for name, module in model.named_modules():
-        where = f"its module {name!r}" if name else "the model"
-        if isinstance(module, DistributedDataParallel):
-            raise EngineError(
-                f"{where} is wrapped in DistributedDataParallel already; give the module inside "
-                "(.module)"
-            )
-        if isinstance(module, modules.DistributedModule):
-            raise EngineError(
-                f"{where} is distributed already; call .syncopate.detach() on it first, or "
-                ".syncopate.install(plan) to change its plan"
-            )
+def require_plain(name: str, module: nn.Module) -> None:
+    """Refuse a module of the model that is trained over ranks already; the model has no name."""
+    where = f"its module {name!r}" if name else "the model"
+    if isinstance(module, DistributedDataParallel):
+        raise EngineError(
+            f"{where} is wrapped in DistributedDataParallel already; give the module inside "
+            "(.module)"
+        )
+    if isinstance(module, modules.DistributedModule):
+        raise EngineError(
+            f"{where} is distributed already; call .syncopate.detach() on it first, or "
+            ".syncopate.install(plan) to change its plan"
+        )
 
 
-def _require_shape(name: str, held: Tensor) -> None:
+def require_shape(name: str, held: Tensor) -> None:
+    """Refuse a parameter or buffer of a lazy module that has no shape yet."""
     if is_lazy(held):
         raise EngineError(
             f"{name!r} has no shape yet; run one forward through the lazy modules first"
         )
 
 
-def _require_parameter(name: str, parameter: nn.Parameter) -> None:
+def require_parameter(name: str, parameter: nn.Parameter) -> None:
+    """Refuse a parameter that is no plain tensor with values, or of no known dtype."""
     if parameter.is_meta:
         raise EngineError(f"{name!r} is on the meta device; materialise the model first")
     if type(parameter.data) is not torch.Tensor:
@@ -227,17 +230,31 @@ def _sparse(
 ) -> _Sparse:
     """Return the embeddings with sparse gradients, by the weight's identity, or refuse one."""
     found: _Sparse = {}
+    for name, module in sparse_embeddings(model, shared):
+        if not served:
+            require_dense(name, module)
+        found.setdefault(id(module.weight), []).append((name, module))
+    return found
+
+
+def sparse_embeddings(
+    model: nn.Module, shared: Sequence[tuple[str, nn.Parameter]]
+) -> Iterator[tuple[str, SPARSE]]:
+    """Yield the trained embeddings with sparse gradients, with their names."""
     trained = {id(parameter) for _, parameter in shared if parameter.requires_grad}
     for name, module in model.named_modules():
         if isinstance(module, SPARSE) and module.sparse and id(module.weight) in trained:
-            if not served:
-                raise EngineError(
-                    f"{name or 'the model'!r} is an embedding with sparse=True; gradients must be "
-                    "dense, but with parameter servers (exchange=KVStore). Build it with "
-                    "sparse=False"
-                )
-            found.setdefault(id(module.weight), []).append((name, module))
-    return found
+            yield name, module
+
+
+def require_dense(name: str, module: SPARSE) -> None:
+    """Refuse an embedding with sparse gradients."""
+    if module.sparse:
+        raise EngineError(
+            f"{name or 'the model'!r} is an embedding with sparse=True; gradients must be "
+            "dense, but with parameter servers (exchange=KVStore). Build it with "
+            "sparse=False"
+        )
 
 
 def _sound_tables(
@@ -294,8 +311,8 @@ def _trainables(
     Not those of the identities ``sparse``.
     """
     for name, parameter in shared:
-        _require_shape(name, parameter)
-        _require_parameter(name, parameter)
+        require_shape(name, parameter)
+        require_parameter(name, parameter)
     devices = {str(parameter.device) for _, parameter in shared}
     if len(devices) > 1:
         raise EngineError(
@@ -319,7 +336,7 @@ def _trainables(
 # -- the optimizers and the arguments --------------------------------------------------------------
 
 
-def _sound_optimizer(optimizer: object, model: nn.Module) -> torch.optim.Optimizer:
+def sound_optimizer(optimizer: object, model: nn.Module) -> torch.optim.Optimizer:
     """Refuse the optimizer of another model ([Note: Several modules, one optimizer])."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidValueError("optimizer", type(optimizer).__name__, "a torch.optim.Optimizer")

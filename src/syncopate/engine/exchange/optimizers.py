@@ -68,11 +68,21 @@ def updates_as(one: type, known: type) -> bool:
     A heir does that overrides nothing but ``__init__``: what a step does is spread over helpers
     (``_init_group``, hooks of ``zero_grad``, ...), and each of them may look at whole tensors.
     """
+    return issubclass(one, known) and not changed_from(one, known)
+
+
+def changed_from(one: type, known: type) -> set[str]:
+    """Return the names that the class ``one``, an heir of ``known``, has of its own."""
     heirs = [heir for heir in one.__mro__ if heir not in known.__mro__]
     changed = set(chain.from_iterable(map(vars, heirs))) - _HARMLESS
     if step_of(one) is step_of(known):
         changed.discard("step")  # where torch puts its wrapper
-    return issubclass(one, known) and not changed
+    return changed
+
+
+def known_base(one: type) -> type | None:
+    """Return the nearest declared class that ``one`` inherits from; None where there is none."""
+    return next((each for each in one.__mro__ if each in _KNOWN), None)
 
 
 _HARMLESS = frozenset(

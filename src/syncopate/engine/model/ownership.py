@@ -17,7 +17,7 @@ from __future__ import annotations
 import gc
 import operator
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, cast
 
@@ -87,7 +87,7 @@ def _refusing(parameter: torch.Tensor, name: str) -> RemovableHandle:
     return cast("RemovableHandle", hook)
 
 
-def _adopt(model: nn.Module) -> None:
+def adopt(model: nn.Module) -> None:
     """Take the hooks of an engine that is gone off the parameters of ``model``."""
     here = {id(parameter) for parameter in model.parameters()}
     kept = []
@@ -130,7 +130,6 @@ def require_free(model: nn.Module, trainables: Sequence[Trainable]) -> None:
             "is distributed already, and a gradient is averaged only once. Distribute one module "
             "that holds both, or call .syncopate.detach() on the other first"
         )
-    _adopt(model)
 
 
 def _shared(trainables: Sequence[Trainable]) -> tuple[str, Exchanging, str] | None:
@@ -187,18 +186,33 @@ def require_averaged(optimizer: torch.optim.Optimizer) -> None:
     Raises:
         EngineError: names the parameter.
     """
-    known: set[int] = set()
+    for stranger in strangers(optimizer):
+        raise not_averaged(stranger)
+
+
+def strangers(optimizer: torch.optim.Optimizer, also: Collection[int] = ()) -> Iterator[str]:
+    """Yield what ``optimizer`` trains that no distributed model holds, in words.
+
+    Args:
+        optimizer: of any models.
+        also: identities of parameters that are going to be distributed.
+    """
+    known = set(also)
     for engine in tuple(_engines):
         known.update(engine.parameters)
     for number, parameters in enumerate(groups.parameters_of(optimizer)):
         for place, parameter in enumerate(parameters):
             if parameter.requires_grad and id(parameter) not in known:
-                raise EngineError(
-                    f"{in_optimizer(number, place, parameter)} is in no distributed model, so its "
-                    "gradient is not averaged. Distribute its module as well (a loss with "
-                    "parameters, too: syncopate.distribute(loss)), or give it an optimizer of its "
-                    "own"
-                )
+                yield in_optimizer(number, place, parameter)
+
+
+def not_averaged(stranger: str) -> EngineError:
+    """Return what the step of an optimizer raises that trains a stranger."""
+    return EngineError(
+        f"{stranger} is in no distributed model, so its gradient is not averaged. Distribute its "
+        "module as well (a loss with parameters, too: syncopate.distribute(loss)), or give it an "
+        "optimizer of its own"
+    )
 
 
 def in_optimizer(group: int, place: int, parameter: torch.Tensor) -> str:

@@ -155,9 +155,19 @@ def read_below_torch(model: nn.Module) -> bool:
     That is a scripted module; or a parameter of a class that is asked first what torch does with it
     and with others, some of which may be on their way.
     """
-    return any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()) or any(
-        _is_asked(type(parameter)) for parameter in model.parameters()
-    )
+    return any(scripted_modules(model)) or any(asked_parameters(model))
+
+
+def scripted_modules(model: nn.Module) -> Iterator[str]:
+    """Yield the names of TorchScript modules, with the model's own class for the model itself."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            yield name or type(model).__name__
+
+
+def asked_parameters(model: nn.Module) -> Iterator[str]:
+    """Yield the names of parameters whose class is asked first what torch does with them."""
+    return (name for name, each in model.named_parameters() if _is_asked(type(each)))
 
 
 def _is_asked(kind: type) -> bool:
