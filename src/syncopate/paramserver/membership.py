@@ -68,6 +68,11 @@ class Membership:
         """Return what the node has to do since the last call, in its order."""
         return [self._news.popleft() for _ in range(len(self._news))]
 
+    def settle(self) -> None:
+        """Say from now on that this process has written down which member it is."""
+        with self._lock:
+            self._machine.settled = True
+
     def leave(self) -> None:
         """Say that this process is done."""
         with self._lock:

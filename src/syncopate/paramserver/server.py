@@ -261,6 +261,7 @@ class ParameterServer:
             if known is None:
                 self._identity = Identity(job=self._job.name, run=roster.run, rank=roster.rank)
                 self._folder.save_identity(self._identity)
+                self._node.member.settle()
             self._committer = Committer(self._folder, roster.run, self._node.wire.wake)
         while self._early:
             self._take(self._early.popleft())

@@ -28,6 +28,7 @@ class MemberMachine:
         over: whether the job is over for this process.
         out: whether it also has nothing more to say.
         figures: what it says of itself in heartbeats; None: nothing.
+        settled: whether it has written down, where it keeps state, which member it is.
     """
 
     def __init__(self, register: msg.Register, limits: Limits, scheduler: str) -> None:
@@ -42,6 +43,7 @@ class MemberMachine:
         self.over = False
         self.out = False
         self.figures: msg.Figures | None = None
+        self.settled = not register.durable or register.run != ""
         self._last_words: msg.Message | None = None
         self._parted_s: float | None = None
         self._register = register
@@ -77,7 +79,7 @@ class MemberMachine:
             return self._give_up(reason)
         if now_s - self._said_s < (self._limits.heartbeat_s if joined else REGISTER_S):
             return []
-        alive = msg.Heartbeat(self._register.token, self.figures)
+        alive = msg.Heartbeat(self._register.token, self.figures, self.settled)
         return self._say(alive if joined else self._register, now_s)
 
     def receive(self, message: msg.Message, now_s: float) -> list[Action]:

@@ -132,10 +132,12 @@ class Heartbeat(Message, frozen=True):
     Attributes:
         token: of the sender.
         figures: what it says of itself; None: nothing.
+        settled: whether it has written down, where it keeps state, which member it is.
     """
 
     token: Token
     figures: Figures | None = None
+    settled: bool = True
 
 
 class Status(Message, frozen=True):

@@ -38,8 +38,7 @@ class Member(msgspec.Struct):
         heard_s: when it last said anything.
         rank: that it has; -1: none yet.
         state: whether it is here.
-        settled: whether it said that it lives since it knows its rank. A server that keeps state
-            has by then written down whose it is.
+        settled: whether it has written down, where it keeps state, which member it is.
         reached_s: after how much silence there was a connection to it; infinite: there is none.
         figures: what it said of itself last.
     """
@@ -64,6 +63,7 @@ class Seated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         address: where a server can be reached.
         durable: whether a server keeps its state on disk.
         state: whether it is here.
+        settled: whether it has written down which member it is.
     """
 
     token: str
@@ -72,6 +72,7 @@ class Seated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     address: str
     durable: bool
     state: Literal["here", "lost", "left"]
+    settled: bool = True
 
 
 class SchedulerMachine:
@@ -142,6 +143,7 @@ class SchedulerMachine:
                 address=member.register.address,
                 durable=member.register.durable,
                 state=member.state,
+                settled=member.settled,
             )
             for token, member in self._members.items()
         )
@@ -422,13 +424,15 @@ class SchedulerMachine:
             name = self._name(member)
             return [act.Send(peer, msg.Abort(f"{name} was silent and given up; it came back"))]
         is_new = member.peer is None  # to a scheduler that came back
-        member.peer, member.heard_s, member.settled = peer, now_s, True
-        member.reached_s = 0.0
+        member.peer, member.heard_s, member.reached_s = peer, now_s, 0.0
         missed = self._missed(member) if is_new else []
         if isinstance(message, msg.Failed):
             return self.abort(f"{self._name(member)}: {message.reason}")
         if isinstance(message, msg.Heartbeat):
             member.figures = message.figures or member.figures
+            if message.settled and not member.settled:
+                member.settled = True
+                self.changes += member.register.durable
             return [_heard(peer), *missed]
         left = msg.Left(max(member.rank, 0))
         if member.state == "left":
@@ -499,4 +503,4 @@ def _member(job: str, known: Seated) -> Member:
         known.rank,
         durable=known.durable,
     )
-    return Member(register, None, 0.0, known.rank, known.state, settled=True)
+    return Member(register, None, 0.0, known.rank, known.state, settled=known.settled)

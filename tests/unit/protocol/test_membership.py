@@ -464,7 +464,7 @@ def test_a_server_that_was_cut_off_is_a_member_again_as_long_as_it_is_waited_for
     for now_s in range(1, int(LIMITS.restart_s)):  # what it says does not arrive
         _beat(machine, float(now_s), "w0", "w1")
         assert machine.tick(float(now_s)) == []
-        assert member.tick(float(now_s)) == [act.Send(SCHEDULER, msg.Heartbeat("s"))]
+        assert _said(member.tick(float(now_s)))[SCHEDULER].token == "s"
     (answer,) = machine.receive("another connection", msg.Heartbeat("s"), 29.0)
     assert member.receive(answer.message, 29.0) == []
     assert machine.here == {"server": 1, "worker": 2}
@@ -525,3 +525,40 @@ def test_a_member_says_its_last_words_until_they_are_answered(answer):
 def test_limits_that_make_no_sense_are_refused(given, words):
     with pytest.raises(InvalidValueError, match=words):
         Limits(**given).require_valid()
+
+
+def test_a_server_that_lives_but_has_written_nothing_yet_may_be_replaced():
+    """Heartbeats go out while a server is still writing down which member it is."""
+    machine, _ = _complete(durable=True)
+    machine.receive("s", msg.Heartbeat("s", settled=False), 1.0)
+    again = _register("server", "n", rank=0, durable=True)
+    kept = SchedulerMachine("job", "run", 1, 2, LIMITS, seated=machine.seated)
+    for one in (machine, kept):  # also to a scheduler that was killed with it
+        one.tick(1.5)
+        assert _said(one.receive("n", again, 2.0))["n"].rank == 0
+        assert one.receive("n", msg.Heartbeat("n"), 3.0)
+        other = _register("server", "o", rank=0, durable=True)
+        assert isinstance(_said(one.receive("o", other, 4.0))["o"], msg.Refused)
+
+
+@pytest.mark.parametrize(
+    ("role", "durable", "run", "settled"),
+    [
+        ("worker", False, "", True),
+        ("server", False, "", True),
+        ("server", True, "", False),
+        ("server", True, "run", True),
+    ],
+)
+def test_a_member_that_keeps_state_says_when_it_has_written_down_which_it_is(
+    role, durable, run, settled
+):
+    register = msg.Register(msg.PROTOCOL, "job", role, "me", "tcp://me", 0, run, durable)
+    member = MemberMachine(register, LIMITS, "tcp://there")
+    member.tick(0.0)
+    member.receive(msg.Roster("run", 0, ("tcp://me",), ("w",)), 1.0)
+    (said,) = member.tick(2.0)
+    assert said.message.settled == settled
+    member.settled = True
+    (said,) = member.tick(3.0)
+    assert said.message.settled
