@@ -136,6 +136,6 @@ def test_runs_of_nodes_are_analysed_explained_compared_and_shown(
 
 
 def test_only_nodes_have_dlc_traces(convert, tmp_path):
-    assert "it must be the directory of one traced run" in convert("rank-0.json --to dlc -o made")[2]
+    assert "must be the directory of one traced run" in convert("rank-0.json --to dlc -o made")[2]
     (tmp_path / "empty").mkdir()
     assert "holds no file of a rank" in convert("empty --to dlc -o made")[2]
