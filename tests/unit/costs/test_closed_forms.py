@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.level import Level, Size, unit_counts
@@ -146,6 +147,18 @@ def racks(*sizes: Size, gamma: float = 1e-11) -> Cluster:
         for index, (size, rate) in enumerate(zip(sizes, rates, strict=False))
     )
     return Cluster(name="racks", levels=levels, reduction_s_per_byte=gamma)
+
+
+@pytest.mark.parametrize("key", [key for key in ALGORITHMS if key[1] == "flat_tree"], ids=str)
+def test_a_flat_tree_has_its_root_where_the_schedule_has_it(key):
+    """An all-reduce's is the first of the order, which need not be in rank 0's unit."""
+    uneven = replace(racks((4, 2), 2), placement=(4, 0, 1, 5, 2, 3))
+    options = fitted(*key, uneven)
+    assert options["order"].index(0) > 0
+    sizes = np.geomspace(1, 1e9, 4)
+    priced_s = price_many(build(*key, 6, **options), uneven, sizes)
+    assert closed_lines(uneven, *key, options)
+    assert fixed_cost(uneven, *key, options)(sizes) == pytest.approx(priced_s, rel=1e-9)
 
 
 def test_powers_of_two_have_formulas_on_levels_and_others_most():

@@ -40,6 +40,7 @@ from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.recipe import ORDER
 from syncopate.schedules.algorithms.linear_pipeline import DEFAULT_BLOCKS
 from syncopate.schedules.compose import topology_order
+from syncopate.schedules.conditions import conditions
 from syncopate.schedules.factors import default_factors, require_factors
 from syncopate.schedules.options import Option, checked
 from syncopate.schedules.registry import ALGORITHMS
@@ -240,7 +241,9 @@ def closed_lines(
         order = values.pop(ORDER, None) or tuple(range(cluster.world_size))
         if order != topology_order(cluster):
             return ()
-        return level_lines(cluster, collective, algorithm, values, order.index(0))
+        # An all-reduce begins and ends at the first of the order, whichever rank that is.
+        root = order.index(0) if conditions(collective).rooted else 0
+        return level_lines(cluster, collective, algorithm, values, root)
     if options.get("pipelines", 1) != 1:
         return ()
     terms = closed_form(collective, algorithm, cluster.world_size, **options)
