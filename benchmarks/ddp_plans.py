@@ -12,7 +12,7 @@ by DDP as it is, while torch.profiler looks on. What follows are the commands th
 other sizes of DDP's buckets, and with ``syncopate.ddp(model, plan="plan.json")``; each turn has
 processes of its own. Nothing is chosen by hand. ResNet-50 is replayed at full size: its computation
 is slept, its gradients, traffic and optimizer are real; ResNet-20 and the character GPT compute.
-With the defaults (ResNet-50, 4 hosts at 1 Gbit/s, 5 turns) it takes about a quarter of an hour.
+With the defaults (ResNet-50, 4 hosts at 1 Gbit/s, 5 turns) it takes about half an hour.
 """
 
 from __future__ import annotations
