@@ -223,6 +223,8 @@ def kept(rank: int, world_size: int, folder: str) -> tuple[list[str], list[int]]
         plain = ddp(nn.Sequential(convnet()), timeout_s=TIMEOUT_S)
         ddp(convnet(), timeout_s=TIMEOUT_S, cache=False)
         ddp(convnet(), timeout_s=TIMEOUT_S, bucket_cap_mb=1)
+        sparse = nn.Sequential(nn.Embedding(4, 4, sparse=True), nn.Linear(4, 4))
+        ddp(sparse, timeout_s=TIMEOUT_S)  # DDP can train it, without a plan
         train_convnet(plain, rank, plain.parameters(), 3)
     return lines, bucket_bytes(planned)
 
@@ -232,5 +234,17 @@ def test_the_fastest_kept_plan_of_all_reduces_is_taken(tmp_path: Path) -> None:
     assert found == [bucket.nbytes for bucket in plan_for(convnet(), 2).buckets]
     first, *rest = [line for line in lines if "Reducer" not in line]
     assert first.startswith("b, kept on 2026-11-01T00:00:00+00:00 (")
-    assert rest.count(NO_PLAN) == 3
+    assert rest.count(NO_PLAN) == 4
     assert others == []
+
+
+def alone(rank: int, world_size: int) -> None:
+    twins = Twins(rank, world_size)
+    for each in twins.both:
+        train_convnet(each, rank, each.parameters(), 3)
+    twins.require_alike(bits=True)
+    assert bucket_bytes(twins.planned) == [bucket.nbytes for bucket in twins.asked.buckets]
+
+
+def test_one_rank_trains_by_a_plan() -> None:
+    run_ranks(alone, 1)

@@ -6,6 +6,7 @@ import hashlib
 import os
 import socket
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -97,7 +98,8 @@ def ddp(
     try:
         sound, hosts = agree(communicator, _checks(module, plan, options), socket.gethostname())
         found = sound.plan
-        if plan is None and cache and not any(options.get(name) for name in _BELONG_TO_DDP):
+        own = any(options.get(name) for name in _BELONG_TO_DDP)
+        if plan is None and cache and sound.trainables and not own:
             found = _kept(module, sound.trainables, communicator, hosts)
         if found is None:
             if communicator.rank == 0:
@@ -111,10 +113,11 @@ def ddp(
 
 
 class _Sound(NamedTuple):
-    """What was found fit to be trained: every parameter whose gradient is exchanged, and by what.
+    """What was found fit to be trained, and by what.
 
     Attributes:
-        trainables: in order of definition.
+        trainables: every parameter whose gradient is exchanged, in order of definition; none where
+            only DDP itself can train them.
         plan: as given, read from its file.
     """
 
@@ -128,7 +131,10 @@ def _checks(module: object, plan: object, options: Mapping[str, Any]) -> Checks[
         raise InvalidValueError("module", type(module).__name__, "a torch.nn.Module")
     apart = {name for name, _ in options.get("delay_all_reduce_named_params") or ()}
     apart.update(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
-    _, trainables = sound_parameters(module, frozenset(apart))
+    trainables: tuple[Trainable, ...] = ()
+    # What DDP itself makes of a model is DDP's affair, where it gets no plan.
+    with suppress(EngineError) if plan is None else nullcontext():
+        trainables = sound_parameters(module, frozenset(apart))[1]
     yield [
         ("whether a plan is given", plan is not None),
         *((f"{name}=", value) for name, value in options.items() if isinstance(value, bool | int)),
