@@ -45,7 +45,8 @@ def all_reduce(runner: Runner | None, planner: Planner, tensor: Tensor) -> None:
     indices = _gathered(runner, planner, mine.indices().t().contiguous(), counts)
     values = _gathered(runner, planner, mine.values().contiguous(), counts)
     total = torch.sparse_coo_tensor(indices.t(), values, mine.shape).coalesce()
-    tensor.detach().copy_(total)
+    with torch.no_grad():  # a detached one would have indices of its own
+        tensor.copy_(total)
 
 
 def _gathered(runner: Runner, planner: Planner, rows: Tensor, counts: list[int]) -> Tensor:

@@ -12,6 +12,7 @@ import unittest
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch.distributed as dist
 
@@ -45,6 +46,21 @@ def _expecttest() -> types.ModuleType:
     module.TestCase = unittest.TestCase
     module.ACCEPT = False
     return module  # type: ignore[no-any-return]
+
+
+IN_PARTS = (
+    "test_all_gather_coalesced_group",
+    "test_all_gather_group",
+    "test_broadcast_group",
+    "test_gather_group",
+    "test_scatter_group",
+    *(
+        f"test_{what}_group_{how}"
+        for what in ("all_reduce", "all_reduce_coalesced", "reduce")
+        for how in ("sum", "product", "min", "max")
+    ),
+)
+"""Tests of collectives of ranks 1 and 2."""
 
 
 class Where(NamedTuple):
@@ -97,7 +113,9 @@ def _begin(name: str, rank: int, world_size: int, where: Where) -> None:
 
 def _end(case: Any, name: str) -> str:
     try:
-        getattr(case, name)()
+        # torch asks for eight ranks where tests make groups of two of them.
+        with mock.patch.dict(os.environ, {"WORLD_SIZE": "8"} if name in IN_PARTS else {}):
+            getattr(case, name)()
         end = "passed"
     except unittest.SkipTest as error:
         end = f"skipped: {error}"
