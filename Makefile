@@ -123,7 +123,7 @@ $(SITE_READY): pyproject.toml
 	@touch $@
 
 site-here: $(SITE_READY)
-	@$(BIN)/mkdocs build --quiet --strict $(ARGS)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict $(ARGS)
 	@echo "==> open out/site/index.html"
 
 # What every paper's script shows, then all figures of the papers, and the tables of docs/reproduce.md.

@@ -71,7 +71,7 @@ def test_every_link_leads_to_a_file_and_a_heading(site):
 def test_it_has_the_overview_search_and_what_pages_lead_to(site):
     overview = (site / "repository" / "index.html").read_text("utf-8")
     assert 'href="../training.html"' in overview
-    assert "def build" in (site / "repository/examples/train.py.html").read_text("utf-8")
+    assert "distribute" in (site / "repository/examples/train.py.html").read_text("utf-8")
     found = (site / "search" / "search_index.json").read_text("utf-8")
     assert "training.html" in found
     assert "repository/index.html" in found

@@ -119,12 +119,8 @@ def register(policy: Policy) -> None:
 
 
 def rivals() -> list[Callable[[Problem], Partition]]:
-    """Return the policies that are a partition and no more; those that search are never behind.
-
-    Policies from outside are not among them: ``optimal`` and ``auto`` plan the same on every
-    machine, whatever is installed there.
-    """
-    return [row.partition for row in _ROWS if row.plans is None]
+    """Return the policies that are a partition and no more; those that search are never behind."""
+    return [row.partition for row in POLICIES.values() if row.plans is None]
 
 
 def filled_to(bucket_bytes: int) -> Policy:
