@@ -30,6 +30,7 @@ EFFECTS = {
     "calibration",
     "profiling",
     "engine",
+    "integrations",
     "paramserver",
     "tracing",
     "lab",
@@ -58,6 +59,7 @@ ARROWS: dict[str, set[str]] = {
     "calibration": VOCABULARY | PURE | {"collectives", "tracing"},
     "profiling": VOCABULARY | PURE | {"collectives", "tracing", "zoo"},
     "engine": VOCABULARY | PURE | {"calibration", "collectives", "metrics", "profiling", "tracing"},
+    "integrations": VOCABULARY | {"engine"},
     "paramserver": VOCABULARY | PURE | {"collectives", "lab", "metrics", "tracing"},
     "validation": VOCABULARY
     | PURE
