@@ -301,7 +301,7 @@ def _buffers(subject: _Subject) -> Iterator[Finding]:
             "buffers",
             tuple(name for name, _ in held),
             "each training forward begins with rank 0's, so ranks meet there in a message of a few "
-            f"bytes{travel}",
+            f"bytes, under 'sharded' after the step{travel}",
             "keep it where ranks need the same ones; else give broadcast_buffers=False, or name "
             "constants in ignore=",
         )
