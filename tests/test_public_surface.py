@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import syncopate
+from syncopate import integrations
 from syncopate.artifacts.artifact import Artifact
 
 REPOSITORY = Path(__file__).parents[1]
@@ -30,7 +31,12 @@ def surface() -> dict[str, Any]:
         for cls in (getattr(syncopate, name) for name in syncopate.__all__)
         if isinstance(cls, type) and issubclass(cls, Artifact)
     }
-    return {"names": names, "artefacts": artefacts, "commands": _commands()}
+    return {
+        "names": names,
+        "integrations": integrations.__all__,
+        "artefacts": artefacts,
+        "commands": _commands(),
+    }
 
 
 def _describe(value: Any) -> Any:

@@ -103,5 +103,5 @@ def prepare_distributed(
     prepared: nn.Module = accelerator.prepare_model(model, device_placement, evaluation_mode=True)
     bare = [getattr(each, "optimizer", each) for each in optimizers]
     own = [each for each in bare if trained & trained_ids(each)]
-    distribute(prepared, own or None, **options)  # type: ignore[call-overload]
+    distribute(prepared, own or None, **options)
     return prepared

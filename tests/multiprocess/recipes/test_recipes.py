@@ -146,6 +146,16 @@ def with_trainer(rank: int, world_size: int, folder: Path) -> None:
 
     from syncopate.integrations import SyncopateTrainer  # noqa: PLC0415 - loads Transformers
 
+    class Counting(Trainer):
+        made = 0
+
+        def create_optimizer(self, *args: Any) -> torch.optim.Optimizer:
+            Counting.made += 1
+            return super().create_optimizer(*args)
+
+    class Mixed(SyncopateTrainer, Counting):
+        pass
+
     class Classifier(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -182,7 +192,8 @@ def with_trainer(rank: int, world_size: int, folder: Path) -> None:
         return weights_of(whole.model), weights_of(again.model), loss
 
     expected, _, loss = outcome(Trainer)
-    weights, resumed, our_loss = outcome(SyncopateTrainer)
+    weights, resumed, our_loss = outcome(Mixed)
+    assert Counting.made == 2
     close(weights, expected)
     close(resumed, expected)
     assert our_loss == pytest.approx(loss)

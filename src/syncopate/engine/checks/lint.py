@@ -34,7 +34,7 @@ from syncopate.engine.exchange.proxies.weights import asked_parameters, scripted
 from syncopate.engine.model import ownership
 from syncopate.engine.selfplan.wishes import Wishes
 from syncopate.engine.torch_compat import step_hooks
-from syncopate.errors import EngineError, SyncopateError
+from syncopate.errors import EngineError, InvalidValueError, SyncopateError
 
 _T = TypeVar("_T")
 
@@ -103,6 +103,9 @@ def check(
     ignored = soundness.ignored_names(model, given.ignore)
     listed = optimizer if isinstance(optimizer, list | tuple) else [optimizer]
     known = [each for each in dict.fromkeys(listed) if each is not None]
+    for each in known:
+        if not isinstance(each, torch.optim.Optimizer):
+            raise InvalidValueError("optimizer", type(each).__name__, "a torch.optim.Optimizer")
     names = [type(each).__name__ for each in known]
     if len(known) > 1:
         names = [f"optimizer {place}, {name}" for place, name in enumerate(names)]
@@ -289,13 +292,16 @@ def _buffers(subject: _Subject) -> Iterator[Finding]:
     ]
     if held:
         large = tuple(name for name, each in held if ride_of(each, torch.float32) is None)
-        travel = f"; when rank 0 changes {large[0]!r}, it is sent in a message of its own"
+        travel = "".join(
+            f"; when rank 0 changes {name!r}, it is sent in a message of its own"
+            for name in large[:1]
+        )
         yield Finding(
             WAITS,
             "buffers",
             tuple(name for name, _ in held),
             "each training forward begins with rank 0's, so ranks meet there in a message of a few "
-            f"bytes{travel if large else ''}",
+            f"bytes, under 'sharded' after the step{travel}",
             "keep it where ranks need the same ones; else give broadcast_buffers=False, or name "
             "constants in ignore=",
         )
