@@ -5,7 +5,7 @@ from __future__ import annotations
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.scheduler import SchedulerMachine
-from tests.unit.protocol.test_membership import LIMITS, _beat, _register, _said
+from tests.unit.protocol.members import LIMITS, beat, register, told
 
 
 def _kept(machine):
@@ -17,10 +17,10 @@ def _begun():
     machine = SchedulerMachine("job", "run", 1, 3, LIMITS, seated=())
     machine.tick(0.0)
     assert machine.seated == ()
-    sent = machine.receive("s", _register("server", "s", durable=True), 0.0)
+    sent = machine.receive("s", register("server", "s", durable=True), 0.0)
     for rank in range(3):
-        sent += machine.receive(f"w{rank}", _register("worker", f"w{rank}"), 0.0)
-    assert all(said.durable for said in _said(sent).values() if isinstance(said, msg.Roster))
+        sent += machine.receive(f"w{rank}", register("worker", f"w{rank}"), 0.0)
+    assert all(said.durable for said in told(sent).values() if isinstance(said, msg.Roster))
     return machine
 
 
@@ -67,7 +67,7 @@ def test_every_change_that_must_be_kept_is_counted():
     assert not changed()
     machine.receive("w0", msg.Leave("w0"), 1.0)
     assert changed()
-    _beat(machine, 4.0, "s", "w1")
+    beat(machine, 4.0, "s", "w1")
     machine.tick(5.5)
     assert [member.state for member in machine.seated] == ["here", "left", "here", "lost"]
     assert changed()
