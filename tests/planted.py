@@ -204,7 +204,7 @@ PLANTED: tuple[Planted, ...] = (
     Planted(
         "what is sent again does not count as under way",
         "protocol/worker.py",
-        "            flow.queued += 1\n",
+        "            flow.queued += len(sends)\n",
         "",
         ("tests/unit/protocol/test_worker.py",),
     ),

@@ -24,7 +24,5 @@ def needed(name: str, package: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != package:
             raise
-        raise SyncopateError(
-            f"{name} needs {package}, which is not installed: "
-            "pip install 'syncopate-torch[frameworks]'"
-        ) from None
+        reason = f"{name} needs {package}, which is not installed: pip install {package}"
+        raise SyncopateError(reason) from None

@@ -56,7 +56,9 @@ def test_every_sample_is_kept_and_the_last_rank_counts(monkeypatch: pytest.Monke
 def test_a_small_message_takes_as_long_as_its_slowest_rank(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(probes, "Starts", lambda *_, **__: SimpleNamespace(timed=lambda call: 1e-3))
+    monkeypatch.setattr(
+        probes, "SynchronisedStart", lambda *_, **__: SimpleNamespace(timed=lambda call: 1e-3)
+    )
     cluster = Cluster.preset("1gbe", 2)
     communicator = Alone()
     monkeypatch.setattr(

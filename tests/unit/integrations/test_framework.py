@@ -51,7 +51,7 @@ def test_a_missing_framework_is_said(
     with pytest.raises(SyncopateError) as raised:
         getattr(integrations, name)
     assert str(raised.value) == (
-        f"{name} needs {package}, which is not installed: pip install 'syncopate-torch[frameworks]'"
+        f"{name} needs {package}, which is not installed: pip install {package}"
     )
 
 
