@@ -37,7 +37,7 @@ def test_every_error_is_a_syncopate_error_with_an_exit_code():
     classes = [
         c for _, c in inspect.getmembers(errors, inspect.isclass) if c.__module__ == errors.__name__
     ]
-    assert len(classes) == 11
+    assert len(classes) == 12
     for cls in classes:
         assert issubclass(cls, errors.SyncopateError)
         assert cls.exit_code in (1, 2)
