@@ -104,7 +104,7 @@ class Extensions(Generic[Row]):
 def _entry_points(group: str) -> Iterable[tuple[EntryPoint, str]]:
     """Yield the entry points of a group, each with its distribution.
 
-    Files that do not name the group are not parsed: a damaged one is somebody else's.
+    Files that do not name the group are not parsed: a damaged one belongs to another package.
     """
     from importlib.metadata import distributions  # noqa: PLC0415, loaded where a name is unknown
 

@@ -14,7 +14,7 @@ file               what it does
 ``sparse``         sums of sparse tensors
 ``works``          what torch waits for, and the errors that it raises
 ``messages``       tensors from one rank to another
-``fsdp2``          all-gather and reduce-scatter for ``fully_shard``, whatever the backend
+``fsdp2``          all-gather and reduce-scatter for ``fully_shard``, with any backend
 ``torch_compat``   what of torch's inside all of them use
 =================  =================================================================================
 """

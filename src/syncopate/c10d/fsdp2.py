@@ -1,4 +1,4 @@
-"""FSDP2: all-gathers and reduce-scatters of ``fully_shard`` over our links, whatever the backend.
+"""FSDP2: all-gathers and reduce-scatters of ``fully_shard`` over our links, with any backend.
 
 ``fully_shard`` lets each of its modules have two calls of the user's own, one for the all-gather of
 its weights and one for the reduce-scatter of its gradients (``set_custom_all_gather``,

@@ -18,7 +18,7 @@ from syncopate.errors import InvalidValueError
 
 
 def require_sum(tensor: Tensor, reduction: str) -> None:
-    """Refuse what is not done to sparse tensors.
+    """Refuse operations that sparse tensors do not have.
 
     Raises:
         InvalidValueError: another reduction, layout or device.

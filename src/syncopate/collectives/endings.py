@@ -1,4 +1,4 @@
-"""Endings: how a communicator ends that nobody closes."""
+"""Endings: how a communicator that was not closed ends."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Endpoint: the metrics of this process, served over HTTP or written to a file.
 
-There is at most one in a process, whatever it publishes: a rank that is also a worker of a
+There is at most one in a process: a rank that is also a worker of a
 parameter server has the figures of both. It has a thread of its own, and a caller that says nothing
 keeps no other waiting for longer than seconds.
 """

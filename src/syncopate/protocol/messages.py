@@ -141,7 +141,7 @@ class Heartbeat(Message, frozen=True):
 
 
 class Status(Message, frozen=True):
-    """Somebody who knows the job's name asks how it stands; who is no member may."""
+    """A question how the job stands. It needs the job's name, and no membership."""
 
     job: Text
 

@@ -27,7 +27,7 @@ from syncopate.errors import InvalidValueError, visible
 from syncopate.output import is_standard_output, newly_made
 
 LINE_S = 10.0
-"""How often long work says how far it is where nobody sees a bar."""
+"""How often long work says how far it is, off a terminal."""
 
 ProgressFunction = Callable[[str, float], None]
 """Called with what is going on and the fraction done, in [0, 1]."""
