@@ -283,6 +283,8 @@ class SchedulerMachine:
 
     def _part(self, peer: Peer, message: msg.Message, now_s: float) -> list[Action]:
         """Answer nodes that did not hear that the job is over."""
+        if isinstance(message, msg.Register) and message.run == self._run:
+            self._take_place(message, peer, now_s)
         token = getattr(message, "token", "")
         if token not in self._members:
             raise Refusal(msg.OTHER_RUN, "the job is over")
@@ -292,6 +294,15 @@ class SchedulerMachine:
             self._parting.discard(token)
             return [act.Send(peer, msg.Left(max(member.rank, 0)))]
         return [act.Send(peer, self._last_words)]
+
+    def _take_place(self, register: msg.Register, peer: Peer, now_s: float) -> None:
+        """Let a server that was killed, and comes back to a job that is over, hear the end."""
+        for token, member in list(self._members.items()):
+            if member.register.role == register.role == SERVER and member.rank == register.rank:
+                del self._members[token]
+                self._members[register.token] = Member(register, peer, now_s, member.rank)
+                self._parting.discard(token)
+                self._parting.add(register.token)
 
     def _enter(self, peer: Peer, register: msg.Register, now_s: float) -> list[Action]:
         if register.protocol != msg.PROTOCOL:

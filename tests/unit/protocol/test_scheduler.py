@@ -350,3 +350,19 @@ def test_a_server_that_lives_but_has_written_nothing_yet_may_be_replaced():
         assert one.receive("n", msg.Heartbeat("n"), 3.0)
         other = register("server", "o", rank=0, durable=True)
         assert isinstance(told(one.receive("o", other, 4.0))["o"], msg.Refused)
+
+
+def test_a_server_that_was_killed_and_comes_back_to_a_job_that_is_over_hears_it():
+    machine, _ = complete(durable=True)
+    for token in ("w0", "w1"):
+        machine.receive(token, msg.Leave(token), 1.0)
+    assert machine.over
+    back = msg.Register(msg.PROTOCOL, "job", "server", "new", "tcp://new", 0, "run", True)
+    assert told(machine.receive("n", back, 2.0)) == {"n": msg.Finish()}
+    machine.tick(5.0)
+    assert not machine.settled
+    machine.receive("n", msg.Leave("new"), 5.1)
+    machine.tick(5.2)
+    assert machine.settled
+    other = msg.Register(msg.PROTOCOL, "job", "server", "o", "tcp://o", 0, "another run", True)
+    assert isinstance(told(machine.receive("o", other, 5.3))["o"], msg.Refused)
