@@ -3,6 +3,7 @@
     git clone https://github.com/astra-sim/astra-network-analytical
     python benchmarks/astra_network.py astra-network-analytical
     python benchmarks/astra_network.py astra-network-analytical --ranks 64 256 --json astra.json
+    python benchmarks/astra_network.py --quick          # to see that it runs, without the library
 
 The library's part that knows contention is compiled with `astra/ring.cpp` by the C++ compiler of
 this machine ($CXX, or g++). It plays every chunk of every link as an event. Ours is the flow kernel
@@ -26,6 +27,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -60,7 +62,7 @@ class Found:
 
     Attributes:
         ranks: how many.
-        theirs_s: the time that the library simulates.
+        theirs_s: the time that the library simulates; None: it was not given.
         kernel_s: the time that our kernel simulates.
         price_s: our price.
         their_runs_s: what it takes to find each, one for each turn.
@@ -69,7 +71,7 @@ class Found:
     """
 
     ranks: int
-    theirs_s: float
+    theirs_s: float | None
     kernel_s: float
     price_s: float
     their_runs_s: list[float]
@@ -95,7 +97,7 @@ def compiled(library: Path, folder: Path) -> Path:
     return program
 
 
-def played(program: Path, ranks: int, turns: int) -> Found:
+def played(program: Path | None, ranks: int, turns: int) -> Found:
     """Play one ring everywhere, in turns."""
     level = Level(
         name="host", size=ranks, latency_s=LATENCY_NS / 1e9, bandwidth_bytes_per_s=BYTES_PER_S
@@ -104,13 +106,20 @@ def played(program: Path, ranks: int, turns: int) -> Found:
     schedule = build("all_reduce", "ring", ranks, 0)
     chunk = NBYTES // ranks
     nbytes = chunk * ranks
-    call = [str(program), str(ranks), str(chunk), repr(BYTES_PER_S / GIB), str(LATENCY_NS)]
-    ways: tuple[Callable[[], float], ...] = (
-        lambda: int(subprocess.check_output(call)) / 1e9,
-        lambda: float(flow_seconds([Case(schedule, cluster, nbytes)])[0]),
+    call = [program or "", str(ranks), str(chunk), repr(BYTES_PER_S / GIB), str(LATENCY_NS)]
+
+    def theirs() -> float:
+        return int(subprocess.check_output(call)) / 1e9
+
+    def kernel() -> float:
+        return float(flow_seconds([Case(schedule, cluster, nbytes)])[0])
+
+    ways: tuple[Callable[[], float | None], ...] = (
+        theirs if program is not None else lambda: None,
+        kernel,
         lambda: float(fixed_cost(cluster, "all_reduce", "ring", {})(nbytes)),
     )
-    simulated: list[float] = [0.0] * len(ways)
+    simulated: list[Any] = [None] * len(ways)
     took: list[list[float]] = [[] for _ in ways]
     for _ in range(turns):
         for index, way in enumerate(ways):
@@ -127,10 +136,12 @@ def table(results: list[Found]) -> Table:
     for head in heads:
         found.add_column(head, justify="right")
     for one in results:
-        ours = (f"{value / one.theirs_s - 1:+.3%}" for value in (one.kernel_s, one.price_s))
+        known_s = one.kernel_s if one.theirs_s is None else one.theirs_s
+        ours = (f"{value / known_s - 1:+.3%}" for value in (one.kernel_s, one.price_s))
         runs = (one.their_runs_s, one.kernel_runs_s, one.price_runs_s)
         took = (format_seconds(statistics.median(each)) for each in runs)
-        found.add_row(f"{one.ranks:,}", format_seconds(one.theirs_s), *ours, *took)
+        theirs = "-" if one.theirs_s is None else format_seconds(one.theirs_s)
+        found.add_row(f"{one.ranks:,}", theirs, *ours, *took)
     return found
 
 
@@ -142,13 +153,20 @@ def main() -> int:
         epilog="\n".join(lines[1:]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("library", type=Path, help="a checkout of astra-network-analytical")
+    parser.add_argument(
+        "library", type=Path, nargs="?", help="a checkout of astra-network-analytical"
+    )
     parser.add_argument("--ranks", type=int, nargs="+", default=RANKS, help="of each ring")
     parser.add_argument("--turns", type=int, default=5, help="of each (5)")
+    parser.add_argument("--quick", action="store_true", help="one small ring, to see that it runs")
     parser.add_argument("--json", type=Path, help="where to write the figures")
     options = parser.parse_args()
+    if options.quick:
+        options.ranks, options.turns = (16,), 1
+    elif options.library is None:
+        parser.error("name a checkout of astra-network-analytical, or give --quick")
     with tempfile.TemporaryDirectory() as folder:
-        program = compiled(options.library, Path(folder))
+        program = compiled(options.library, Path(folder)) if options.library else None
         results = [played(program, ranks, options.turns) for ranks in options.ranks]
     Console(width=110).print(table(results))
     if options.json:
