@@ -153,9 +153,7 @@ def main() -> int:
         epilog="\n".join(lines[1:]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "library", type=Path, nargs="?", help="a checkout of astra-network-analytical"
-    )
+    parser.add_argument("checkout", type=Path, nargs="?", help="of astra-network-analytical")
     parser.add_argument("--ranks", type=int, nargs="+", default=RANKS, help="of each ring")
     parser.add_argument("--turns", type=int, default=5, help="of each (5)")
     parser.add_argument("--quick", action="store_true", help="one small ring, to see that it runs")
@@ -163,10 +161,10 @@ def main() -> int:
     options = parser.parse_args()
     if options.quick:
         options.ranks, options.turns = (16,), 1
-    elif options.library is None:
+    elif options.checkout is None:
         parser.error("name a checkout of astra-network-analytical, or give --quick")
     with tempfile.TemporaryDirectory() as folder:
-        program = compiled(options.library, Path(folder)) if options.library else None
+        program = compiled(options.checkout, Path(folder)) if options.checkout else None
         results = [played(program, ranks, options.turns) for ranks in options.ranks]
     Console(width=110).print(table(results))
     if options.json:

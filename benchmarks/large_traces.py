@@ -30,12 +30,12 @@ from typing import Any
 
 import numpy as np
 
-from syncopate.analysis.arrivals import arrivals
 from syncopate.analysis.collectives import bandwidths, collectives
 from syncopate.analysis.exposure import exposures
 from syncopate.analysis.path import critical_path
 from syncopate.analysis.phases import phases
-from syncopate.analysis.stragglers import stragglers
+from syncopate.analysis.ranks.arrivals import arrivals
+from syncopate.analysis.ranks.stragglers import stragglers
 from syncopate.analysis.work import works
 from syncopate.artifacts.timeline import LANES, Timeline
 from syncopate.output import write_output

@@ -22,7 +22,7 @@ from syncopate.paramserver import server as serving
 from syncopate.paramserver.job import Job as Served
 from syncopate.paramserver.scheduler import Scheduler
 from syncopate.paramserver.server import ParameterServer
-from syncopate.paramserver.shard import Shard
+from syncopate.paramserver.storage.shard import Shard
 from syncopate.protocol.actions import Update
 
 _PORT = 9200

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from syncopate.artifacts.cluster import Level
 from syncopate.calibration import links
 from syncopate.collectives import Communicator
-from syncopate.collectives.wire import Wire
+from syncopate.collectives.messages.wire import Wire
 from syncopate.lab import Topology
 from syncopate.topology import Topology as Places
 from tests.lab.hosts import run_on_hosts

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from syncopate.analysis.collectives import Collective, collectives
 from syncopate.analysis.exposure import exposures
 from syncopate.analysis.intervals import length_s, union
-from syncopate.analysis.stragglers import Straggler, stragglers
+from syncopate.analysis.ranks.stragglers import Straggler, stragglers
 from syncopate.analysis.work import SEVERAL, last_end_s, steady, works
 from syncopate.artifacts.timeline import PAUSES, Timeline
 from syncopate.errors import InvalidValueError

@@ -25,7 +25,7 @@ from syncopate.artifacts.level import Level, Size
 from syncopate.calibration.quantiles import lowest_decile
 from syncopate.calibration.stopwatch import Stopwatch
 from syncopate.collectives.communicator import Communicator
-from syncopate.collectives.wire import Wire
+from syncopate.collectives.messages.wire import Wire
 from syncopate.output import Progress
 from syncopate.topology import Topology
 from syncopate.units import KIB, MIB

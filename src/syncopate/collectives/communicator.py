@@ -28,7 +28,7 @@ from syncopate.collectives.handle import Completion, Handle, finished
 from syncopate.collectives.health import agreement
 from syncopate.collectives.health.blame import Call
 from syncopate.collectives.health.detector import FailureDetector
-from syncopate.collectives.messages import Messages
+from syncopate.collectives.messages.tensors import Messages
 from syncopate.collectives.request import DTYPES, form_of, require_recipe
 from syncopate.collectives.runner import Runner, Work, opened
 from syncopate.errors import CollectiveError, InvalidValueError

@@ -15,7 +15,7 @@ from syncopate.artifacts.plan import SERVED, Plan
 from syncopate.artifacts.timeline import Timeline
 from syncopate.artifacts.workload import TENSOR, Workload
 from syncopate.collectives import Communicator
-from syncopate.collectives.riders import riding_bytes
+from syncopate.collectives.messages.piggyback import riding_bytes
 from syncopate.delay import Delay, LocalSGD
 from syncopate.engine import checkpoint, optimizer_hooks
 from syncopate.engine.checks.agreement import agree

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from torch import nn
 
-from syncopate.analysis.by_rank import RankFigures, by_rank
 from syncopate.analysis.phases import stalling
+from syncopate.analysis.ranks.by_rank import RankFigures, by_rank
 from syncopate.artifacts.timeline import Timeline
 from syncopate.engine.step import Step, StepRecorder
 from syncopate.errors import InvalidValueError

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from syncopate.artifacts.workload import flag_count
 from syncopate.collectives.health.blame import name_ranks
-from syncopate.collectives.riders import ride_of
+from syncopate.collectives.messages.piggyback import ride_of
 from syncopate.engine.buckets import BucketBuffers
 from syncopate.engine.model.state import Buffers
 from syncopate.errors import EngineError

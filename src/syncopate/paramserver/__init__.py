@@ -10,13 +10,10 @@ file             what it does
 ``wire/``        how messages travel: sockets, keys, queues, and what is noted and counted of them
 ``membership``   heartbeats, in a thread and on a connection of their own
 ``node``         what server and worker share: wire, membership, a loop
-``durable``      files that outlive a loss of power; a scheduler's run on disk
 ``pieces``       the bytes of tensors as slices and bundles carry them
 ``tensors``      tensors as frames, frames as tensors
-``optimizers``   SGD, Adam and Adagrad on a slice
+``storage/``     what a server keeps, in memory and on disk, and how it updates that
 ``rows/``        tables that servers keep by row
-``shard``        the slices of one server: weights, optimizer states, gradients that wait
-``state``        a server's state on disk
 ``server``       one server
 ``scheduler``    the scheduler
 ``driver``       which thread drives a worker's sockets; handles of what it submitted

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from syncopate.errors import ParameterServerError
-from syncopate.paramserver.durable import Run, RunFile
 from syncopate.paramserver.job import Job
 from syncopate.paramserver.membership import TICK_S
 from syncopate.paramserver.node import new_token
+from syncopate.paramserver.storage.durable import Run, RunFile
 from syncopate.paramserver.wire.security import load_key
 from syncopate.paramserver.wire.sockets import RefusalLog, Wire
 from syncopate.paramserver.wire.tap import Tap

@@ -12,8 +12,8 @@ import zmq
 from syncopate.errors import ParameterServerError
 from syncopate.paramserver.job import Job, own_host
 from syncopate.paramserver.node import Node, new_token
-from syncopate.paramserver.shard import Shard
-from syncopate.paramserver.state import Committer, Identity, Record, StateFolder
+from syncopate.paramserver.storage.shard import Shard
+from syncopate.paramserver.storage.state import Committer, Identity, Record, StateFolder
 from syncopate.paramserver.tensors import keep_freed_memory
 from syncopate.paramserver.wire.faults import Faults
 from syncopate.paramserver.wire.security import load_key

@@ -13,10 +13,10 @@ from torch import Tensor
 from syncopate.errors import InvalidValueError
 from syncopate.paramserver.driver import Handle, Pulled, Pushed, filling
 from syncopate.paramserver.job import Job, job_from
-from syncopate.paramserver.optimizers import States, collecting, whole_states, with_state
 from syncopate.paramserver.pieces import Declared, empty, filled
 from syncopate.paramserver.rows.tables import Tables, TableState, whole_table
 from syncopate.paramserver.session import Session
+from syncopate.paramserver.storage.optimizers import States, collecting, whole_states, with_state
 from syncopate.protocol.actions import Action
 from syncopate.protocol.bundle import Place
 from syncopate.protocol.limits import Limits

@@ -19,7 +19,7 @@ from msgspec import structs
 from torch import Tensor, nn
 
 from syncopate.artifacts.workload import TIMES, Workload
-from syncopate.collectives.riders import riding_bytes
+from syncopate.collectives.messages.piggyback import riding_bytes
 from syncopate.errors import CalibrationError, InvalidValueError
 from syncopate.profiling.builder import as_task, story
 from syncopate.profiling.devices import Device, device_named

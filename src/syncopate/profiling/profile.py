@@ -24,7 +24,7 @@ from torch.nn.parameter import is_lazy
 from syncopate.artifacts.cluster import Interference
 from syncopate.artifacts.workload import Workload
 from syncopate.collectives.communicator import Communicator
-from syncopate.collectives.riders import riding_bytes
+from syncopate.collectives.messages.piggyback import riding_bytes
 from syncopate.errors import CalibrationError, InvalidValueError
 from syncopate.output import Progress, say
 from syncopate.profiling.beside import ROUNDS, Backward, Iterate, interference_beside

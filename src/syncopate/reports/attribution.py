@@ -12,12 +12,12 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from syncopate.analysis.arrivals import arrivals
 from syncopate.analysis.collectives import bandwidths, collectives
 from syncopate.analysis.exposure import exposures
 from syncopate.analysis.path import Segment, critical_path
 from syncopate.analysis.phases import phases
-from syncopate.analysis.stragglers import stragglers
+from syncopate.analysis.ranks.arrivals import arrivals
+from syncopate.analysis.ranks.stragglers import stragglers
 from syncopate.analysis.work import works
 from syncopate.artifacts.timeline import Timeline
 from syncopate.reports.phases import arrivals_report, phases_report

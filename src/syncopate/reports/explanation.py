@@ -13,7 +13,6 @@ import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from syncopate.analysis.arrivals import lateness
 from syncopate.analysis.causes.counterfactuals import WORTH
 from syncopate.analysis.causes.explanation import (
     BATCHES,
@@ -27,7 +26,8 @@ from syncopate.analysis.causes.explanation import (
     Explanation,
 )
 from syncopate.analysis.collectives import bandwidths
-from syncopate.analysis.stragglers import COMPUTE, LINK, PAUSE, SERVER
+from syncopate.analysis.ranks.arrivals import lateness
+from syncopate.analysis.ranks.stragglers import COMPUTE, LINK, PAUSE, SERVER
 from syncopate.analysis.work import SEVERAL
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import Plan

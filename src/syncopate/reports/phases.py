@@ -9,8 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from syncopate.analysis.arrivals import arrivals, lateness
 from syncopate.analysis.phases import Phases, mean, phases
+from syncopate.analysis.ranks.arrivals import arrivals, lateness
 from syncopate.artifacts.timeline import Timeline
 from syncopate.reports.tables import titled_table
 from syncopate.units import format_seconds

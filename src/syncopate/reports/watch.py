@@ -9,7 +9,7 @@ from typing import Protocol
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from syncopate.analysis.by_rank import RankFigures
+from syncopate.analysis.ranks.by_rank import RankFigures
 from syncopate.reports.tables import titled_table
 from syncopate.units import format_bytes, format_rate, format_seconds
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from syncopate.analysis.arrivals import handing_over_s
 from syncopate.analysis.causes.counterfactuals import WORTH
 from syncopate.analysis.causes.explanation import PLAN, TRANSFERS, Cause, Explanation
-from syncopate.analysis.stragglers import SERVER
+from syncopate.analysis.ranks.arrivals import handing_over_s
+from syncopate.analysis.ranks.stragglers import SERVER
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import Plan
 from syncopate.artifacts.timeline import Timeline

@@ -10,9 +10,9 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 
-from syncopate.analysis.arrivals import lateness
 from syncopate.analysis.causes.explanation import SLOW_SERVER, Cause, Explanation, explanation
 from syncopate.analysis.phases import COMPUTATION
+from syncopate.analysis.ranks.arrivals import lateness
 from syncopate.analysis.round_trips import RoundTrip
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import Plan

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from rich.console import RenderableType
 
-from syncopate.analysis.by_rank import RankFigures, by_rank
+from syncopate.analysis.ranks.by_rank import RankFigures, by_rank
 from syncopate.artifacts.timeline import Timeline
 from syncopate.errors import ArtifactError, InvalidValueError, SyncopateError
 from syncopate.reports.watch import watch_line, watch_report

@@ -53,7 +53,7 @@ class Variation:
             iteration, from a log-normal distribution; 0.05 is 5%.
         rank_factors: factors of which one is drawn for each rank, in all iterations; empty: none.
         step_factors: factors of which one is drawn for each rank and iteration; empty: none. Both
-            come from a measured timeline by :func:`syncopate.analysis.variation.spread`.
+            come from a measured timeline by :func:`syncopate.analysis.ranks.variation.spread`.
         seed: of what is drawn.
 
     Raises:

@@ -8,7 +8,7 @@ import torch
 
 from syncopate.collectives.communicator import Communicator
 from syncopate.collectives.machine import hosts_of
-from syncopate.collectives.wire import Wire
+from syncopate.collectives.messages.wire import Wire
 from syncopate.tracing.merge import ClockOffset, clock_offset
 
 _ROUND_TRIPS = 20

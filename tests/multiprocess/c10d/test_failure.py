@@ -1,4 +1,4 @@
-"""A rank of a process group that dies is named by the others, soon, whatever they wait for."""
+"""A rank of a process group that dies is named by the others, soon, in every kind of wait."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from syncopate.paramserver import optimizers
+from syncopate.paramserver.storage import optimizers
 from syncopate.protocol.rules import SGD, Adam, Rules
 from tests.multiprocess.paramserver.servers import CALM, LocalServers, wait_for
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import syncopate
-from syncopate.analysis.arrivals import arrivals
+from syncopate.analysis.ranks.arrivals import arrivals
 from syncopate.artifacts.timeline import Span
 from syncopate.cli import main
 from syncopate.tracing.run import read_run

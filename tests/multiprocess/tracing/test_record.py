@@ -11,8 +11,8 @@ import textwrap
 
 from typer.testing import CliRunner
 
-from syncopate.analysis.arrivals import lateness
 from syncopate.analysis.causes.explanation import explanation
+from syncopate.analysis.ranks.arrivals import lateness
 from syncopate.cli import main
 from syncopate.cli.app import app
 from syncopate.tracing.foreign import read_directory, read_timeline

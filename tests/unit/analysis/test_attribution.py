@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from syncopate.analysis.arrivals import handing_over_s
 from syncopate.analysis.collectives import bandwidths, collectives
 from syncopate.analysis.exposure import exposures
 from syncopate.analysis.path import critical_path
 from syncopate.analysis.phases import phases
-from syncopate.analysis.stragglers import stragglers
+from syncopate.analysis.ranks.arrivals import handing_over_s
+from syncopate.analysis.ranks.stragglers import stragglers
 from syncopate.analysis.work import works
 from syncopate.artifacts.timeline import Span, Timeline
 from syncopate.errors import InvalidValueError

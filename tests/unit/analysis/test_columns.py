@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from syncopate.analysis import exposure as exposure_module
-from syncopate.analysis.arrivals import arrivals
 from syncopate.analysis.collectives import bandwidths, collectives
 from syncopate.analysis.exposure import exposures
 from syncopate.analysis.intervals import length_s, union
 from syncopate.analysis.phases import phases
-from syncopate.analysis.stragglers import stragglers
+from syncopate.analysis.ranks.arrivals import arrivals
+from syncopate.analysis.ranks.stragglers import stragglers
 from syncopate.analysis.sweep import union as union_of_columns
 from syncopate.analysis.work import works
 from syncopate.artifacts.plan import ALLREDUCE, SERVED, SHARDED

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from syncopate.analysis.arrivals import arrivals, lateness
 from syncopate.analysis.collectives import bandwidths, members
-from syncopate.analysis.stragglers import stragglers
+from syncopate.analysis.ranks.arrivals import arrivals, lateness
+from syncopate.analysis.ranks.stragglers import stragglers
 from syncopate.artifacts.timeline import Group, Timeline
 from tests.unit.analysis.made import made
 

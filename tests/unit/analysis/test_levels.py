@@ -11,8 +11,8 @@ import random
 import pytest
 
 from syncopate.analysis.causes.explanation import explanation
+from syncopate.analysis.ranks.stragglers import stragglers
 from syncopate.analysis.replay import Replay
-from syncopate.analysis.stragglers import stragglers
 from syncopate.artifacts.timeline import Group, Span, Timeline
 from tests.unit.analysis.troubled import MS, lasts_s
 

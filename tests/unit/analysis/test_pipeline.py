@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from syncopate.analysis.causes.explanation import explanation
 from syncopate.analysis.collectives import collectives
 from syncopate.analysis.evidence.pipeline import pipelines, stages
+from syncopate.analysis.ranks.stragglers import stragglers
 from syncopate.analysis.replay import Replay
-from syncopate.analysis.stragglers import stragglers
 from syncopate.reports.explanation import told
 from tests.unit.analysis.made import made
 from tests.unit.analysis.piped import MS, piped

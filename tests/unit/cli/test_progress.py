@@ -1,4 +1,4 @@
-"""Progress where nobody sees a bar: lines, and what SIGTERM does to long work."""
+"""Progress off a terminal: lines, and what SIGTERM does to long work."""
 
 from __future__ import annotations
 

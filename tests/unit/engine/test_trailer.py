@@ -1,4 +1,4 @@
-"""The trailer: what rides along with the last bucket arrives exactly, whatever carries it."""
+"""The trailer: what rides along with the last bucket arrives exactly, in every dtype."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from syncopate.artifacts.workload import GradientTensor, Workload
-from syncopate.collectives.riders import riding_bytes
+from syncopate.collectives.messages.piggyback import riding_bytes
 from syncopate.engine.model.state import Buffers
 from syncopate.engine.trailer import Trailer
 

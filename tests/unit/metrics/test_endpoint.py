@@ -81,7 +81,7 @@ def test_a_directory_has_a_file_of_each_process_with_what_was_last(tmp_path):
     assert (tmp_path / "new" / "rank-1.prom").read_text().endswith("a 5\n")
 
 
-def test_a_process_has_one_endpoint_whoever_asks(monkeypatch):
+def test_a_process_has_one_endpoint_for_all_that_ask(monkeypatch):
     assert wanted({}, "rank-0") is None
     first = wanted({VARIABLE: "0"}, "rank-0")
     assert first is not None

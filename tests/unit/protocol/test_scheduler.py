@@ -234,7 +234,7 @@ def test_a_server_killed_while_others_are_missing_is_waited_out():
 
 @pytest.mark.parametrize("fixed_port", [True, False])
 @pytest.mark.parametrize("durable", [True, False])
-def test_a_server_killed_while_others_are_missing_pushes_nobody_out(fixed_port, durable):
+def test_a_server_killed_while_others_are_missing_pushes_no_other_out(fixed_port, durable):
     """The first of two comes back before its silence is noticed; then comes the second."""
     machine = SchedulerMachine("job", "run", 2, 1, LIMITS)
     machine.tick(0.0)

@@ -235,7 +235,7 @@ def test_a_worker_takes_rows_of_the_size_that_it_asked_for():
 
 
 @pytest.mark.parametrize("declared", [False, True])
-def test_a_table_that_nobody_gives_a_first_value_ends_the_job(declared):
+def test_a_table_without_a_first_value_ends_the_job(declared):
     machine = _server(declared=declared)
     found = machine.left(0)
     if not declared:

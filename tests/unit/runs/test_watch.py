@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from syncopate.analysis.by_rank import by_rank
+from syncopate.analysis.ranks.by_rank import by_rank
 from syncopate.errors import ArtifactError, InvalidValueError
 from syncopate.runs import watch as module
 from syncopate.runs.watch import Watch, line_of, watch

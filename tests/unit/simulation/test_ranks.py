@@ -9,8 +9,8 @@ import pytest
 from msgspec import structs
 
 from syncopate.analysis.causes.explanation import explanation
-from syncopate.analysis.stragglers import stragglers
-from syncopate.analysis.variation import spread
+from syncopate.analysis.ranks.stragglers import stragglers
+from syncopate.analysis.ranks.variation import spread
 from syncopate.artifacts.cluster import Cluster, Interference, Level, LinearFit
 from syncopate.artifacts.plan import Plan
 from syncopate.artifacts.timeline import Span, Timeline

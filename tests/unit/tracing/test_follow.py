@@ -18,7 +18,7 @@ LAST = 5
 
 
 def spans(timeline: Timeline) -> list[object]:
-    """Return spans as they compare, whatever the origin of their clock is."""
+    """Return spans as they compare, without the origin of their clock."""
     origin_s = min(span.start_s for span in timeline.spans)
     return sorted(
         (s.rank, s.iteration, s.lane, s.name, round(s.start_s - origin_s, 9), s.nbytes, s.detail)
@@ -55,7 +55,7 @@ def test_only_what_was_appended_is_read(whole: Path, monkeypatch: pytest.MonkeyP
     path.write_bytes(data[:half])
     one = Growing(path, last=1000)
     one.look()
-    # What was read before may be gone: nobody looks at it again.
+    # What was read before may be gone: it is not read again.
     path.write_bytes(b"\0" * (half - 4000) + data[half - 4000 :])
     one._inode = path.stat().st_ino
     one.look()

@@ -19,12 +19,12 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from syncopate.analysis.arrivals import of_others
 from syncopate.analysis.causes.stages import Stages
 from syncopate.analysis.evidence.links import SlowLinks
 from syncopate.analysis.evidence.noise import outstanding, surely_positive
 from syncopate.analysis.evidence.servers import Servers
 from syncopate.analysis.intervals import Interval, common_s, union
+from syncopate.analysis.ranks.arrivals import of_others
 from syncopate.analysis.replay import Changed, Durations, Replay
 from syncopate.analysis.replay.rank import PUSH
 from syncopate.analysis.replay.shares import Shares

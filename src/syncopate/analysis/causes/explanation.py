@@ -55,9 +55,9 @@ from syncopate.analysis.evidence.clocks import straightened
 from syncopate.analysis.evidence.links import SlowLinks, conclusive, recorded, slow_links
 from syncopate.analysis.evidence.servers import Servers
 from syncopate.analysis.exposure import exposures
+from syncopate.analysis.ranks.stragglers import SERVER
 from syncopate.analysis.replay import Replay
 from syncopate.analysis.round_trips import RoundTrip
-from syncopate.analysis.stragglers import SERVER
 from syncopate.analysis.work import INPUT, SEVERAL, whole
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.timeline import Timeline

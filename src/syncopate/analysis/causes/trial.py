@@ -21,8 +21,8 @@ import numpy as np
 from syncopate.analysis.causes.counterfactuals import WORTH, Counterfactuals, free
 from syncopate.analysis.collectives import EXCHANGE
 from syncopate.analysis.evidence.noise import interval_s
+from syncopate.analysis.ranks.stragglers import COMPUTE, LINK, PAUSE, SERVER
 from syncopate.analysis.replay import Changed, Replay
-from syncopate.analysis.stragglers import COMPUTE, LINK, PAUSE, SERVER
 from syncopate.analysis.work import INPUT
 from syncopate.artifacts.plan import SERVED
 from syncopate.artifacts.timeline import PAUSES

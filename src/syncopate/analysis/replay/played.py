@@ -29,8 +29,8 @@ from typing import NamedTuple
 import numpy as np
 
 from syncopate.analysis import sweep
-from syncopate.analysis.arrivals import arrivals
 from syncopate.analysis.collectives import EXCHANGE, TOGETHER, Collectives, collectives
+from syncopate.analysis.ranks.arrivals import arrivals
 from syncopate.analysis.replay.events import Events
 from syncopate.analysis.replay.rank import BACKWARD, PULL, PUSH, UPDATE, Rank, Starts, Tasks
 from syncopate.analysis.replay.rank import Times as Clocks

@@ -24,8 +24,8 @@ import torch
 from syncopate.calibration.racks.levels import SLOW_SHARE, Matching, Round
 from syncopate.collectives.communicator import Communicator
 from syncopate.collectives.machine import synchronize
-from syncopate.collectives.messages import Exchange
-from syncopate.collectives.wire import Wire
+from syncopate.collectives.messages.tensors import Exchange
+from syncopate.collectives.messages.wire import Wire
 from syncopate.units import KIB, MIB
 
 REPETITIONS = 3

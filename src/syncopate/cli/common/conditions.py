@@ -52,7 +52,7 @@ class Varied(NamedTuple):
             InvalidValueError: a value that is none.
             ArtifactError: a file that holds no timeline.
         """
-        from syncopate.analysis.variation import Spread, spread
+        from syncopate.analysis.ranks.variation import Spread, spread
         from syncopate.cli.common.timelines import read_recorded
         from syncopate.simulation import Variation
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from syncopate.collectives.health.blame import Call
-from syncopate.collectives.objects import Objects
+from syncopate.collectives.messages.objects import Objects
 from syncopate.errors import CollectiveError
 
 VARIABLE = "SYNCOPATE_CHECK"

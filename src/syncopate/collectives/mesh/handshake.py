@@ -27,7 +27,7 @@ from syncopate.collectives.backend.native import Native
 from syncopate.collectives.mesh.address import own_address
 from syncopate.collectives.mesh.admission import WELCOME_BYTES, Admission, Secret, secret_of
 from syncopate.collectives.mesh.sockets import listener
-from syncopate.collectives.objects import Objects
+from syncopate.collectives.messages.objects import Objects
 
 CONNECT_S = 10.0
 """How long the ranks take at most to connect."""

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import nn
 
-from syncopate.collectives.riders import ride_of
+from syncopate.collectives.messages.piggyback import ride_of
 from syncopate.engine.checks import soundness
 from syncopate.engine.checks.findings import (
     COSTS,

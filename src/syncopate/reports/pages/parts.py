@@ -19,8 +19,8 @@ from syncopate.analysis.collectives import EXCHANGE, bandwidths
 from syncopate.analysis.exposure import exposures
 from syncopate.analysis.path import Segment, critical_path
 from syncopate.analysis.phases import mean, phases
+from syncopate.analysis.ranks.stragglers import stragglers
 from syncopate.analysis.round_trips import STAGES, RoundTrip, journeys
-from syncopate.analysis.stragglers import stragglers
 from syncopate.analysis.work import Work, steady, works
 from syncopate.artifacts.plan import SERVED
 from syncopate.artifacts.timeline import Timeline

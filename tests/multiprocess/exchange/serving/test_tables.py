@@ -210,7 +210,7 @@ def test_tables_go_on_on_other_servers(name):
 
 
 def untold(rank, _world, job):
-    """Train with servers that wait for nobody; ranks take different numbers of steps."""
+    """Train with asynchronous servers; ranks take different numbers of steps."""
     model = Clicks()
     with store_of(job, rank, Rules(mode="asgd")) as store:
         optimizers = one(torch.optim.SGD)(model)
@@ -229,7 +229,7 @@ def untold(rank, _world, job):
     return weights, before, after
 
 
-def test_tables_on_servers_that_wait_for_nobody():
+def test_tables_on_asynchronous_servers():
     rules = Rules(mode="asgd")
     with LocalServers(servers=2, workers=WORLD, rules=rules) as job:
         (one_, before, after), (other, _, _) = run_ranks(untold, WORLD, job.job)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from syncopate.analysis.collectives import collectives
 from syncopate.analysis.phases import phases
-from syncopate.analysis.stragglers import stragglers
+from syncopate.analysis.ranks.stragglers import stragglers
 from syncopate.analysis.work import works
 from syncopate.artifacts.timeline import Span, Spans, Timeline
 from syncopate.artifacts.timelines.alike import Alike, SharedSpans, shared

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from syncopate.analysis.stragglers import stragglers
+from syncopate.analysis.ranks.stragglers import stragglers
 from syncopate.artifacts.timeline import Timeline
 from syncopate.reports.pages.spans import chosen
 from syncopate.runs import reading

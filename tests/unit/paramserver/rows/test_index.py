@@ -1,4 +1,4 @@
-"""The index of rows: every row has one slot, whatever the order in which rows come."""
+"""The index of rows: every row has one slot, in every order of arrival."""
 
 from __future__ import annotations
 

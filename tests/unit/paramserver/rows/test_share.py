@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from syncopate.paramserver.rows.frames import ascends, bytes_of, ids_of, payload_of, rows_of
 from syncopate.paramserver.rows.hashing import initial_rows
 from syncopate.paramserver.rows.share import TableShare
-from syncopate.paramserver.shard import Shard
+from syncopate.paramserver.storage.shard import Shard
 from syncopate.paramserver.tensors import frame_of
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Initialise, Stage, Update

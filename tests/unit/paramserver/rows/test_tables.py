@@ -1,4 +1,4 @@
-"""A worker's tables: whatever ids come in whatever order, each row goes to its server once."""
+"""A worker's tables: each row goes to its server once, for all ids in every order."""
 
 from __future__ import annotations
 

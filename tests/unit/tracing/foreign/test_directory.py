@@ -9,8 +9,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from syncopate.analysis.arrivals import lateness
 from syncopate.analysis.causes.explanation import explanation
+from syncopate.analysis.ranks.arrivals import lateness
 from syncopate.analysis.work import works
 from syncopate.cli.app import app
 from syncopate.errors import ArtifactError, InvalidValueError

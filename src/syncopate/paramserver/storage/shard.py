@@ -12,11 +12,11 @@ import torch
 import zmq
 from torch import Tensor
 
-from syncopate.paramserver import optimizers
 from syncopate.paramserver.rows.frames import ascends, ids_of, rows_of
 from syncopate.paramserver.rows.hashing import servers_of
 from syncopate.paramserver.rows.share import TableShare
-from syncopate.paramserver.state import Record
+from syncopate.paramserver.storage import optimizers
+from syncopate.paramserver.storage.state import Record
 from syncopate.paramserver.tensors import (
     dtype_of,
     flat_bytes,

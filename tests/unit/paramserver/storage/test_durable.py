@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from syncopate.errors import ArtifactError
-from syncopate.paramserver.durable import Run, RunFile
+from syncopate.paramserver.storage.durable import Run, RunFile
 from syncopate.protocol.scheduler import Seated
 
 BEGUN = Run(job="job", run="run", servers=1, workers=2)

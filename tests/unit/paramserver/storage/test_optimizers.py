@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from syncopate.paramserver import optimizers
+from syncopate.paramserver.storage import optimizers
 from syncopate.protocol.rules import SGD, Adagrad, Adam, Compensation
 
 STEPS = 7

@@ -11,7 +11,7 @@ import torch
 
 from syncopate.collectives.communicator import Communicator
 from syncopate.collectives.machine import device_of, synchronize
-from syncopate.collectives.messages import Exchange
+from syncopate.collectives.messages.tensors import Exchange
 
 
 class Wire:

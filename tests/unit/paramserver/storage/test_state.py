@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from syncopate.errors import ArtifactError, InvalidValueError, UnknownNameError
-from syncopate.paramserver import state
-from syncopate.paramserver.optimizers import collecting, whole_state, with_state
-from syncopate.paramserver.shard import Shard
-from syncopate.paramserver.state import Committer, Identity, Record, StateFolder, encoded
+from syncopate.paramserver.storage import state
+from syncopate.paramserver.storage.optimizers import collecting, whole_state, with_state
+from syncopate.paramserver.storage.shard import Shard
+from syncopate.paramserver.storage.state import Committer, Identity, Record, StateFolder, encoded
 from syncopate.paramserver.tensors import flat_bytes, frame_of
 from syncopate.protocol.actions import Add, Fill, Initialise, Stage, Update
 from syncopate.protocol.bundle import BUNDLE, Cut, bundles_of

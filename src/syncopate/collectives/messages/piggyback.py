@@ -1,4 +1,4 @@
-"""Riders: tensors that travel exactly as elements of a sum of floats, where one rank has values.
+"""Piggyback: tensors that travel exactly as elements of a sum of floats, where one rank has values.
 
 Whose dtype the element type holds without loss travels as it is; of any other each byte is an
 element. Large ones are cheaper in a broadcast, which moves every byte once.

@@ -1,4 +1,4 @@
-"""Messages: tensors from one rank of a group to another, outside any collective."""
+"""Tensors from one rank of a group to another, outside any collective."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ from torch import Tensor
 from syncopate.artifacts.artifact import Artifact
 from syncopate.errors import ArtifactError
 from syncopate.output import write_output
-from syncopate.paramserver.durable import save_durably, sync_folder
+from syncopate.paramserver.storage.durable import save_durably, sync_folder
 from syncopate.paramserver.tensors import dtype_of, flat_bytes, name_of
 from syncopate.protocol.piece import Slice, TableSlice
 from syncopate.protocol.rules import Rules
