@@ -17,9 +17,9 @@ from syncopate.paramserver.wire.sockets import Wire
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import SCHEDULER, Action
-from syncopate.protocol.awake import AwakeClock
 from syncopate.protocol.limits import Limits
-from syncopate.protocol.member import MemberMachine
+from syncopate.protocol.membership.awake import AwakeClock
+from syncopate.protocol.membership.member import MemberMachine
 from syncopate.protocol.messages import Refusal
 
 _log = logging.getLogger("syncopate")

@@ -11,8 +11,8 @@ from syncopate.paramserver.wire.sockets import Arrival, Wire
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Action
-from syncopate.protocol.awake import AwakeClock
 from syncopate.protocol.limits import Limits
+from syncopate.protocol.membership.awake import AwakeClock
 
 _DRAIN_S = 0.5
 
@@ -46,7 +46,7 @@ class Node:
         self._clock = AwakeClock()
 
     def now_s(self) -> float:
-        """Return the time by which this node waits; see :mod:`syncopate.protocol.awake`."""
+        """Return the time by which this node waits; its own pauses do not count."""
         return self._clock.at(time.monotonic())
 
     def step(

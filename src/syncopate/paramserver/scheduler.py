@@ -17,10 +17,10 @@ from syncopate.paramserver.wire.tap import Tap
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import SCHEDULER, Action
-from syncopate.protocol.awake import AwakeClock
 from syncopate.protocol.limits import CONTROL_BYTES, Limits
+from syncopate.protocol.membership.awake import AwakeClock
+from syncopate.protocol.membership.scheduler import SchedulerMachine
 from syncopate.protocol.messages import Refusal
-from syncopate.protocol.scheduler import SchedulerMachine
 
 _DRAIN_S = 2.0
 Progress = Callable[[dict[str, int], bool], None]

@@ -13,10 +13,8 @@ file             what it decides
 ``layout``       how tensors are cut into slices, and which server keeps each
 ``rules``        how servers update: mode, bound on staleness, optimizer, what a lost worker means
 ``limits``       times, sizes and windows
-``awake``        a process's own pause is no silence of the others
 ``actions``      what a machine asks of its caller
-``member``       a server's or worker's side of membership: join, heartbeats, a silent scheduler
-``scheduler``    the scheduler's side: ranks, addresses, lost nodes, when the job is over
+``membership/``  who takes part: how processes join, are waited for, are lost, and part
 ``slice``        one slice at its server: which pushes count, when to update, which pulls to answer
 ``server``       one server: sessions, slices, refusals
 ``flow``         one slice at a worker: its pushes and pulls under way

@@ -10,7 +10,7 @@ import msgspec
 
 from syncopate.artifacts.artifact import Artifact
 from syncopate.errors import ArtifactError
-from syncopate.protocol.scheduler import Seated
+from syncopate.protocol.membership.members import Seated
 
 
 def sync_folder(folder: Path) -> None:

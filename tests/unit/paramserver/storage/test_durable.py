@@ -7,7 +7,7 @@ from msgspec import structs
 
 from syncopate.errors import ArtifactError
 from syncopate.paramserver.storage.durable import Run, RunFile
-from syncopate.protocol.scheduler import Seated
+from syncopate.protocol.membership.members import Seated
 
 BEGUN = Run(job="job", run="run", servers=1, workers=2)
 MEMBERS = (

@@ -9,15 +9,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Literal
-
-import msgspec
 
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Action, Peer
 from syncopate.protocol.limits import Limits, was_cut_off
-from syncopate.protocol.member import REGISTER_S
+from syncopate.protocol.membership.member import REGISTER_S
+from syncopate.protocol.membership.members import Member, Seated, member_of
 from syncopate.protocol.messages import SERVER, WORKER, Refusal
 
 _PART_S = 2.0
@@ -27,52 +25,6 @@ _REGISTERS = 3
 
 def _no(_: Peer) -> bool:
     return False
-
-
-class Member(msgspec.Struct):
-    """A process that registered.
-
-    Attributes:
-        register: what it said.
-        peer: its connection; None: it said nothing since the scheduler came back.
-        heard_s: when it last said anything.
-        rank: that it has; -1: none yet.
-        state: whether it is here.
-        settled: whether it has written down, where it keeps state, which member it is.
-        reached_s: after how much silence there was a connection to it; infinite: there is none.
-        figures: what it said of itself last.
-    """
-
-    register: msg.Register
-    peer: Peer | None
-    heard_s: float
-    rank: int = -1
-    state: Literal["here", "lost", "left"] = "here"
-    settled: bool = False
-    reached_s: float = 0.0
-    figures: msg.Figures = msg.Figures()
-
-
-class Seated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A member of a job that is complete, as a scheduler keeps it on disk.
-
-    Attributes:
-        token: a random number of its process.
-        role: server or worker.
-        rank: that it has.
-        address: where a server can be reached.
-        durable: whether a server keeps its state on disk.
-        state: whether it is here.
-        settled: whether it has written down which member it is.
-    """
-
-    token: str
-    role: Literal["server", "worker"]
-    rank: int
-    address: str
-    durable: bool
-    state: Literal["here", "lost", "left"]
-    settled: bool = True
 
 
 class SchedulerMachine:
@@ -122,7 +74,7 @@ class SchedulerMachine:
         self._asked_s: dict[str, float] = {}
         self._complete = bool(seated)
         for known in seated or ():
-            self._members[known.token] = _member(job, known)
+            self._members[known.token] = member_of(job, known)
         self._began_s: float | None = None
 
     @property
@@ -501,17 +453,3 @@ def _heard(peer: Peer) -> Action:
 def _sends(members: Iterable[Member], message: msg.Message) -> list[Action]:
     """Return what tells ``members``; those that were not heard yet will hear it when they are."""
     return [act.Send(m.peer, message) for m in members if m.peer is not None]
-
-
-def _member(job: str, known: Seated) -> Member:
-    """Return a member that was kept on disk."""
-    register = msg.Register(
-        msg.PROTOCOL,
-        job,
-        known.role,
-        known.token,
-        known.address,
-        known.rank,
-        durable=known.durable,
-    )
-    return Member(register, None, 0.0, known.rank, known.state, settled=known.settled)

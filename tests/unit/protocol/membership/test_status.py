@@ -7,8 +7,8 @@ import pytest
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.limits import Limits
-from syncopate.protocol.member import MemberMachine
-from syncopate.protocol.scheduler import SchedulerMachine
+from syncopate.protocol.membership.member import MemberMachine
+from syncopate.protocol.membership.scheduler import SchedulerMachine
 
 
 def register(role, token, rank=-1, address=""):

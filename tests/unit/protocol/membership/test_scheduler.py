@@ -9,9 +9,9 @@ from syncopate.errors import InvalidValueError
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.limits import Limits
-from syncopate.protocol.member import REGISTER_S
-from syncopate.protocol.scheduler import SchedulerMachine
-from tests.unit.protocol.members import LIMITS, beat, complete, register, told
+from syncopate.protocol.membership.member import REGISTER_S
+from syncopate.protocol.membership.scheduler import SchedulerMachine
+from tests.unit.protocol.membership.members import LIMITS, beat, complete, register, told
 
 
 def test_everybody_hears_who_is_who_when_the_last_one_comes():

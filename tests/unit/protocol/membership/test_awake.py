@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
-from syncopate.protocol.awake import LONGEST_S, AwakeClock
 from syncopate.protocol.limits import Limits
-from syncopate.protocol.member import MemberMachine
-from syncopate.protocol.scheduler import SchedulerMachine
+from syncopate.protocol.membership.awake import LONGEST_S, AwakeClock
+from syncopate.protocol.membership.member import MemberMachine
+from syncopate.protocol.membership.scheduler import SchedulerMachine
 
 LIMITS = Limits(heartbeat_s=0.5, silence_s=6)
 TICK_S = 0.25

@@ -7,9 +7,17 @@ import pytest
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import SCHEDULER
-from syncopate.protocol.member import MemberMachine
-from syncopate.protocol.scheduler import SchedulerMachine
-from tests.unit.protocol.members import LIMITS, beat, complete, joined, new_member, register, told
+from syncopate.protocol.membership.member import MemberMachine
+from syncopate.protocol.membership.scheduler import SchedulerMachine
+from tests.unit.protocol.membership.members import (
+    LIMITS,
+    beat,
+    complete,
+    joined,
+    new_member,
+    register,
+    told,
+)
 
 
 @pytest.mark.parametrize(("until_s", "lost"), [(15, True), (16, False)])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
-from syncopate.protocol.scheduler import SchedulerMachine
-from tests.unit.protocol.members import LIMITS, beat, register, told
+from syncopate.protocol.membership.scheduler import SchedulerMachine
+from tests.unit.protocol.membership.members import LIMITS, beat, register, told
 
 
 def _kept(machine):

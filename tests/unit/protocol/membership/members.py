@@ -6,8 +6,8 @@ from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import SCHEDULER
 from syncopate.protocol.limits import Limits
-from syncopate.protocol.member import MemberMachine
-from syncopate.protocol.scheduler import SchedulerMachine
+from syncopate.protocol.membership.member import MemberMachine
+from syncopate.protocol.membership.scheduler import SchedulerMachine
 
 LIMITS = Limits(heartbeat_s=1, silence_s=5, join_s=20, restart_s=30)
 
