@@ -12,7 +12,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from syncopate.analysis.round_trips import STAGES, MeanRoundTrip, RoundTrip, journeys
+from syncopate.analysis.round_trips import MeanRoundTrip, mean_round_trips
+from syncopate.artifacts.timelines.round_trip import STAGES, RoundTrip
 from syncopate.reports.tables import titled_table
 from syncopate.units import format_seconds
 
@@ -35,7 +36,7 @@ _WORDS = {
 
 def round_trips_report(trips: Sequence[RoundTrip]) -> RenderableType:
     """Return the stages of each server's trips, one at least, and which takes longest."""
-    found = journeys(trips)
+    found = mean_round_trips(trips)
     return Group(_table(found), Text(f"{longest_stage(found)}\n"))
 
 
@@ -56,7 +57,7 @@ def round_trips_json(trips: Sequence[RoundTrip]) -> list[dict[str, Any]]:
             "trips": one.trips,
             "stages_s": dict(zip(STAGES, one.stages_s, strict=True)),
         }
-        for one in journeys(trips)
+        for one in mean_round_trips(trips)
     ]
 
 
@@ -64,7 +65,7 @@ def round_trips_difference(
     before: Sequence[RoundTrip], after: Sequence[RoundTrip]
 ) -> RenderableType:
     """Return the stages of the trips of two runs side by side, one of each at least."""
-    found = journeys(before), journeys(after)
+    found = mean_round_trips(before), mean_round_trips(after)
     table = titled_table("from a push to the weights, mean over slices and iterations")
     table.add_column("what")
     for heading in ("a", "b", "b / a"):

@@ -14,10 +14,10 @@ from rich.console import Group, RenderableType
 from syncopate.analysis.collectives import collectives
 from syncopate.analysis.exposure import exposures
 from syncopate.analysis.phases import Phases, mean, phases
-from syncopate.analysis.round_trips import RoundTrip
 from syncopate.analysis.serving import Message, Overhead, served_phases
 from syncopate.analysis.work import works
 from syncopate.artifacts.timeline import Timeline
+from syncopate.artifacts.timelines.round_trip import RoundTrip
 from syncopate.output import Progress, part, say
 from syncopate.reports.attribution import timeline_json, timeline_report
 from syncopate.reports.round_trips import round_trips_json, round_trips_report

@@ -9,8 +9,8 @@ from rich.console import Group, RenderableType
 
 from syncopate.analysis.difference import BYTES, RATE, Difference
 from syncopate.analysis.difference import difference as difference_of
-from syncopate.analysis.round_trips import RoundTrip
 from syncopate.artifacts.timeline import Timeline
+from syncopate.artifacts.timelines.round_trip import RoundTrip
 from syncopate.output import Progress
 from syncopate.reports.difference import difference_json, difference_report
 from syncopate.reports.round_trips import round_trips_difference, round_trips_json

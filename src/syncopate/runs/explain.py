@@ -13,10 +13,10 @@ from rich.console import Group, RenderableType
 from syncopate.analysis.causes.explanation import SLOW_SERVER, Cause, Explanation, explanation
 from syncopate.analysis.phases import COMPUTATION
 from syncopate.analysis.ranks.arrivals import lateness
-from syncopate.analysis.round_trips import RoundTrip
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import Plan
 from syncopate.artifacts.timeline import Timeline
+from syncopate.artifacts.timelines.round_trip import RoundTrip
 from syncopate.artifacts.workload import Workload
 from syncopate.errors import InvalidValueError
 from syncopate.output import Progress

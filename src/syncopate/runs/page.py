@@ -12,10 +12,10 @@ import numpy as np
 
 from syncopate.analysis.causes.explanation import Explanation, explanation
 from syncopate.analysis.collectives import EXCHANGE
-from syncopate.analysis.round_trips import RoundTrip
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import SERVED, Plan
 from syncopate.artifacts.timeline import Timeline
+from syncopate.artifacts.timelines.round_trip import RoundTrip
 from syncopate.artifacts.workload import Workload
 from syncopate.costs.model.training import training_costs
 from syncopate.errors import InvalidValueError, UnknownNameError

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from syncopate.analysis.round_trips import RoundTrip
 from syncopate.artifacts.timeline import Timeline
+from syncopate.artifacts.timelines.round_trip import RoundTrip
 from syncopate.errors import ArtifactError, InvalidValueError
 from syncopate.output import Progress, say
 from syncopate.runs.served import trips_of

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from syncopate.analysis.round_trips import RoundTrip
 from syncopate.analysis.serving import Message, Messages, Overhead
+from syncopate.artifacts.timelines.round_trip import RoundTrip
 from syncopate.tracing.dlc import Header, Record, Records, SetUp
 from syncopate.tracing.run import Run
 from syncopate.tracing.served.places import places
 from syncopate.tracing.served.read import Served
-from syncopate.tracing.served.timestamps import timestamps
+from syncopate.tracing.served.round_trips import round_trips
 
 
 def messages_of(traces: Mapping[str, tuple[Header, Sequence[Record | SetUp]]]) -> Messages:
@@ -73,11 +73,8 @@ def trips_of(run: Run | None) -> list[RoundTrip]:
     """
     if run is None or run.served is None:
         return []
-    return [
-        RoundTrip(run.ranks[one.worker], run.carriers.get(one.key, ""), *one[1:])
-        for one in timestamps(run.served, run.origin_s)
-        if one.iteration >= run.first and one.worker in run.ranks
-    ]
+    trips = round_trips(run.served, run.ranks, run.carriers, run.origin_s)
+    return [one for one in trips if one.iteration >= run.first]
 
 
 def messages_in(run: Run) -> list[Message]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from syncopate.analysis.round_trips import STAGES, RoundTrip, journeys
+from syncopate.analysis.round_trips import mean_round_trips
+from syncopate.artifacts.timelines.round_trip import STAGES, RoundTrip
 from syncopate.runs.served import trips_of
 from syncopate.tracing.run import read_run
 from tests.unit.tracing.served_cases import Job
@@ -47,7 +48,7 @@ def test_the_mean_is_of_each_servers_trips(tmp_path):
     for number in range(2):
         job.iteration(number, 1.0 + number)
     job.iteration(2, 3.0, pulls=False)  # nothing comes back
-    found = journeys(trips(job, tmp_path))
+    found = mean_round_trips(trips(job, tmp_path))
     assert [(one.server, one.trips) for one in found] == [("s0", 8), ("s1", 4)]
     for one in found:
         assert one.stages_s == pytest.approx((0.0011, 0.001, 0.0007, 0.0022, 0.0012, 0.0011))

@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from syncopate.analysis.causes.explanation import explanation
-from syncopate.analysis.round_trips import RoundTrip
 from syncopate.artifacts.timeline import Span, Timeline
+from syncopate.artifacts.timelines.round_trip import RoundTrip
 from syncopate.reports.pages.evidence import Evidence, Price, alike
 from syncopate.reports.pages.parts import division
 from syncopate.reports.pages.run import run_page

@@ -57,10 +57,10 @@ from syncopate.analysis.evidence.servers import Servers
 from syncopate.analysis.exposure import exposures
 from syncopate.analysis.ranks.stragglers import SERVER
 from syncopate.analysis.replay import Replay
-from syncopate.analysis.round_trips import RoundTrip
 from syncopate.analysis.work import INPUT, SEVERAL, whole
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.timeline import Timeline
+from syncopate.artifacts.timelines.round_trip import RoundTrip
 from syncopate.artifacts.timelines.spans import Spans, coded
 
 __all__ = [

@@ -20,7 +20,8 @@ from typing import NamedTuple
 
 from syncopate.analysis.evidence.noise import exceeds
 from syncopate.analysis.replay import Durations, Replay
-from syncopate.analysis.round_trips import STAGES, RoundTrip, journeys
+from syncopate.analysis.round_trips import mean_round_trips
+from syncopate.artifacts.timelines.round_trip import STAGES, RoundTrip
 from syncopate.artifacts.timelines.spans import LANES
 
 _ITS_OWN = tuple(stage for stage in STAGES if stage not in ("other workers", "request"))
@@ -107,7 +108,7 @@ class Servers:
         self._trips: dict[_Turn, list[RoundTrip]] = defaultdict(list)
         for trip in trips:
             self._trips[trip.rank, trip.iteration].append(trip)
-        stages = journeys(trip for trip in trips if trip.iteration in counted)
+        stages = mean_round_trips(trip for trip in trips if trip.iteration in counted)
         self._stages = {one.server: dict(zip(STAGES, one.stages_s, strict=True)) for one in stages}
         self._replay = replay
         self._parts: dict[_Message, list[int]] = defaultdict(list)

@@ -12,11 +12,11 @@ import numpy as np
 from syncopate.analysis.causes.explanation import Explanation
 from syncopate.analysis.collectives import collectives
 from syncopate.analysis.memoized import memoized
-from syncopate.analysis.round_trips import RoundTrip
 from syncopate.analysis.sweep import runs
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import Plan
 from syncopate.artifacts.timeline import Timeline
+from syncopate.artifacts.timelines.round_trip import RoundTrip
 from syncopate.artifacts.timelines.spans import LANES, Numbers, coded
 
 

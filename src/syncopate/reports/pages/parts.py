@@ -20,10 +20,11 @@ from syncopate.analysis.exposure import exposures
 from syncopate.analysis.path import Segment, critical_path
 from syncopate.analysis.phases import mean, phases
 from syncopate.analysis.ranks.stragglers import stragglers
-from syncopate.analysis.round_trips import STAGES, RoundTrip, journeys
+from syncopate.analysis.round_trips import mean_round_trips
 from syncopate.analysis.work import Work, steady, works
 from syncopate.artifacts.plan import SERVED
 from syncopate.artifacts.timeline import Timeline
+from syncopate.artifacts.timelines.round_trip import STAGES, RoundTrip
 from syncopate.artifacts.timelines.spans import LANES, coded
 from syncopate.reports.pages.evidence import alike
 from syncopate.reports.pages.spans import Chosen, iteration_bounds
@@ -181,7 +182,7 @@ _STAGES = ("push", "waiting", "update", "wait", "forward", "pull")
 
 def servers(trips: Sequence[RoundTrip]) -> dict[str, Any]:
     """Return of each server where the time goes from a push to the weights."""
-    found = journeys(trips)
+    found = mean_round_trips(trips)
     if not found:
         return {}
     longest_s = max(one.total_s for one in found) or 1.0

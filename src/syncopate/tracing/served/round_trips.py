@@ -1,12 +1,12 @@
-"""Timestamps: the way of one slice in one iteration, from its push to the pulled weights."""
+"""Round trips: every slice in every iteration, from its push to the pulled weights."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
 
+from syncopate.artifacts.timelines.round_trip import RoundTrip
 from syncopate.tracing.served.places import places
 from syncopate.tracing.served.read import Served
 from syncopate.tracing.served.rows import Wired, Work
@@ -14,49 +14,15 @@ from syncopate.tracing.served.rows import Wired, Work
 _Slice = tuple[str, int, int]
 
 
-class Timestamps(NamedTuple):
-    """When what happened to a slice that a worker pushed and pulled, all known.
-
-    Attributes:
-        worker: such as ``"w0"``.
-        server: such as ``"s1"``.
-        key: the slice.
-        iteration: of the training.
-        nbytes: of the message with the weights.
-        queued_s: the push was given to be sent.
-        sent_s: ZeroMQ was given it.
-        came_s: the server took it from there.
-        complete_s: the server had all pushes that its update waits for.
-        updated_s: the update was computed.
-        pulled_s: the request for the weights was given to be sent.
-        asked_s: it came to the server.
-        answered_s: the weights were given to be sent.
-        left_s: ZeroMQ was given them.
-        back_s: the worker took them from there.
-    """
-
-    worker: str
-    server: str
-    key: int
-    iteration: int
-    nbytes: int
-    queued_s: float
-    sent_s: float
-    came_s: float
-    complete_s: float
-    updated_s: float
-    pulled_s: float
-    asked_s: float
-    answered_s: float
-    left_s: float
-    back_s: float
-
-
-def timestamps(served: Served, origin_s: float = 0.0) -> Iterator[Timestamps]:
-    """Yield the way of every slice in every iteration, as far as all of it was captured.
+def round_trips(
+    served: Served, ranks: Mapping[str, int], carriers: Mapping[int, str], origin_s: float = 0.0
+) -> Iterator[RoundTrip]:
+    """Yield the round trips of all slices, as far as all of each was captured.
 
     Args:
         served: what the nodes wrote.
+        ranks: worker, such as ``"w0"`` -> its rank; others are left out.
+        carriers: slice -> the name of the messages that carried it.
         origin_s: its time from which times are counted.
     """
     ends = {node: _ends(node, served) for node in served.messages if node != "scheduler"}
@@ -71,6 +37,8 @@ def timestamps(served: Served, origin_s: float = 0.0) -> Iterator[Timestamps]:
                 one = (node, key, iteration)
                 complete[one] = max(complete.get(one, m.time_s), m.time_s)
     for worker, mine in ends.items():
+        if worker not in ranks:
+            continue
         for (server, kind, key, iteration), pushed in mine.items():
             if kind != "Push" or not pushed.sends or iteration < 0:
                 continue
@@ -88,7 +56,8 @@ def timestamps(served: Served, origin_s: float = 0.0) -> Iterator[Timestamps]:
                 asked.time_s, left.queued_s, left.time_s, back.time_s,
             )  # fmt: skip
             since_s = (time_s - origin_s for time_s in times_s)
-            yield Timestamps(worker, server, key, iteration, back.nbytes, *since_s)
+            place = ranks[worker], carriers.get(key, ""), server, key, iteration
+            yield RoundTrip(*place, back.nbytes, *since_s)
 
 
 def _updated(updates: Sequence[Work], since_s: float) -> float:
