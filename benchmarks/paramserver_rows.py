@@ -26,7 +26,6 @@ rows have come; a ``step`` is both at once. Rates are medians over rounds.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
 import platform
 import statistics
@@ -45,6 +44,7 @@ import zmq
 from torch import Tensor
 
 from emulated.options import explained
+from serving.loopback import CONTEXT, WAIT_S, process
 from syncopate import KVStore
 from syncopate.artifacts.artifact import Artifact, Record
 from syncopate.paramserver.job import Job
@@ -62,8 +62,6 @@ OPERATIONS = ("push", "pull", "step")
 _LIMITS = Limits(silence_s=60.0)
 _TCP, _UNIX = "tcp://127.0.0.1:*", "ipc://*"
 _PUSH, _PULL, _END = b"push", b"pull", b"end"
-_CONTEXT = multiprocessing.get_context("spawn")
-_WAIT_S = 60.0
 
 Operations = dict[tuple[str, str], Callable[[], None]]
 """What is pushed and pulled, and the operation -> what does it."""
@@ -99,18 +97,6 @@ def drawn(rows: int, count: int) -> dict[str, Tensor]:
     return {"ascending": torch.from_numpy(ascending), "drawn": torch.from_numpy(mixed)}
 
 
-@contextmanager
-def _process(function: Callable[..., None], *args: object) -> Iterator[None]:
-    process = _CONTEXT.Process(target=function, args=args, daemon=True)
-    process.start()
-    try:
-        yield
-        process.join(_WAIT_S)
-    finally:
-        if process.is_alive():
-            process.kill()
-
-
 def _serve(job: Job) -> None:
     torch.set_num_threads(1)
     ParameterServer(job, limits=_LIMITS).run()
@@ -122,7 +108,7 @@ def stores(sets: dict[str, Tensor], rows: int, width: int) -> Iterator[dict[str,
     job = Job(port=free_port())
     scheduler = threading.Thread(target=Scheduler(job, _LIMITS).run, daemon=True)
     scheduler.start()
-    with _process(_serve, job), KVStore(job=job, limits=_LIMITS) as store:
+    with process(_serve, job), KVStore(job=job, limits=_LIMITS) as store:
         found: dict[str, Operations] = {}
         for name, rule in RULES.items():
             store.init_rows(name, Table(rows=rows, width=width, initial=Normal(std=0.01)), rule)
@@ -132,7 +118,7 @@ def stores(sets: dict[str, Tensor], rows: int, width: int) -> Iterator[dict[str,
                 for operation in OPERATIONS
             }
         yield found
-    scheduler.join(_WAIT_S)
+    scheduler.join(WAIT_S)
 
 
 def _operation(
@@ -176,8 +162,8 @@ def _zmq_serve(told: Connection, address: str, row_bytes: int) -> None:
 
 @contextmanager
 def _pyzmq(sets: dict[str, Tensor], width: int, address: str) -> Iterator[Operations]:
-    ours, theirs = _CONTEXT.Pipe()
-    with _process(_zmq_serve, theirs, address, 4 * width), zmq.Context() as context:
+    ours, theirs = CONTEXT.Pipe()
+    with process(_zmq_serve, theirs, address, 4 * width), zmq.Context() as context:
         socket = context.socket(zmq.DEALER)
         socket.connect(ours.recv())
         yield {

@@ -58,8 +58,8 @@ _TCP = "tcp://127.0.0.1:*"
 _UNIX = "ipc://*" if sys.platform == "linux" else _TCP
 _PUSH, _PULL, _END = b"push", b"pull", b"end"
 _HEADER_BYTES = 16
-_CONTEXT = multiprocessing.get_context("spawn")
-_WAIT_S = 60.0
+CONTEXT = multiprocessing.get_context("spawn")
+WAIT_S = 60.0
 
 Operations = dict[str, Callable[[], None]]
 """Operation -> what does it, for one set of tensors."""
@@ -123,15 +123,16 @@ def _sample(contender: str, what: str, name: str, function: Callable[[], None]) 
 
 
 @contextmanager
-def _process(function: Callable[..., None], *args: Any) -> Iterator[BaseProcess]:
-    process = _CONTEXT.Process(target=function, args=args, daemon=True)
-    process.start()
+def process(function: Callable[..., None], *args: Any) -> Iterator[BaseProcess]:
+    """Run a function in a process of its own, and wait for its end when the block ends well."""
+    child = CONTEXT.Process(target=function, args=args, daemon=True)
+    child.start()
     try:
-        yield process
-        process.join(_WAIT_S)
+        yield child
+        child.join(WAIT_S)
     finally:
-        if process.is_alive():
-            process.kill()
+        if child.is_alive():
+            child.kill()
 
 
 def _serve(job: Job) -> None:
@@ -149,14 +150,14 @@ def _syncopate(
         job = Job(port=free_port(), key=key if encrypted else None)
         scheduler = threading.Thread(target=Scheduler(job, work.LIMITS).run, daemon=True)
         scheduler.start()
-        with _process(_serve, job):
+        with process(_serve, job):
             with KVStore(work.RULES, job=job, limits=work.LIMITS) as store:
                 store.init(work.flattened(sets))
                 yield {
                     what: {name: work.operation(store, tensors, name) for name in work.OPERATIONS}
                     for what, tensors in sets.items()
                 }
-            scheduler.join(_WAIT_S)
+            scheduler.join(WAIT_S)
 
 
 def _zmq_serve(told: Connection, address: str, written: bool) -> None:
@@ -188,9 +189,9 @@ def _zmq_serve(told: Connection, address: str, written: bool) -> None:
 def _pyzmq(
     sets: Mapping[str, dict[str, Tensor]], address: str = _TCP, *, written: bool = False
 ) -> Iterator[dict[str, Operations]]:
-    ours, theirs = _CONTEXT.Pipe()
+    ours, theirs = CONTEXT.Pipe()
     layout = work.layout_of(sets, 1)
-    with _process(_zmq_serve, theirs, address, written), zmq.Context() as context:
+    with process(_zmq_serve, theirs, address, written), zmq.Context() as context:
         socket = context.socket(zmq.DEALER)
         socket.connect(ours.recv())
         by_set = {}
@@ -288,7 +289,7 @@ def _rpc_serve(port: int) -> None:
 @contextmanager
 def _rpc(sets: Mapping[str, dict[str, Tensor]]) -> Iterator[dict[str, Operations]]:
     port = free_port()
-    with _process(_rpc_serve, port):
+    with process(_rpc_serve, port):
         _rpc_join(0, port)
         by_set = {}
         for what, tensors in sets.items():
