@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from syncopate.errors import InvalidValueError, ParameterServerError, UnknownNameError
-from syncopate.paramserver import optimizers, session
+from syncopate.paramserver import session
+from syncopate.paramserver.storage import optimizers
 from syncopate.protocol.messages import REPLAYED
 from syncopate.protocol.rules import SGD, Adam, Rules
 from tests.multiprocess.paramserver.servers import LocalServers
