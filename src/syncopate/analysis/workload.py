@@ -23,6 +23,7 @@ import numpy as np
 
 from syncopate.analysis import sweep
 from syncopate.analysis.collectives import EXCHANGE
+from syncopate.analysis.overlap import recorded_overlap
 from syncopate.analysis.work import Work, last_end_s, steady, works
 from syncopate.artifacts.plan import ROOTED, SHARDED
 from syncopate.artifacts.timeline import Timeline
@@ -93,6 +94,7 @@ def recorded_workload(timeline: Timeline) -> Workload:
         forward_s=forward_s,
         backward_s=max(backward_s, sum(tensor.backward_s for tensor in tensors)) * _SLACK,
         update_s=_update_s(timeline, kept),
+        interference=recorded_overlap(_of(timeline.columns, counted)),
         metadata={
             "recorded": timeline.name,
             "ranks": str(timeline.world_size),
@@ -111,9 +113,11 @@ def assumed(timeline: Timeline) -> str:
         else "what a bucket carried is taken for pieces of up to a mebibyte that are ready one "
         "after the other"
     )
+    overlap = recorded_overlap(_of(timeline.columns, counted))
+    beside = f", and messages beside it take {overlap.collective_stretch:.2f} times as long"
     return (
-        f"gradients and times are those of {timeline.name}: {sizes}, and computation lasts as long "
-        "as it did beside that run's communication"
+        f"gradients and times are those of {timeline.name}: {sizes}; computation lasts as long as "
+        "it did beside that run's communication" + ("" if overlap.is_ideal else beside)
     )
 
 
@@ -134,6 +138,11 @@ _COPIED = ("device", "batch", "torch")
 def _refuse(timeline: Timeline, lacking: str) -> None:
     rule = f"one of a data-parallel training, with {lacking}; a workload of `syncopate profile` "
     raise InvalidValueError("timeline", timeline.name, rule + "says the same")
+
+
+def _of(spans: Spans, counted: set[int]) -> Spans:
+    """Return what belongs to some iterations."""
+    return spans.take(np.isin(spans.iteration, sorted(counted)))
 
 
 def _usual_s(found: Sequence[Work], lane: str) -> float:
