@@ -2,6 +2,7 @@
 
     python benchmarks/ddp_plans.py --json ddp.json                 # as root on Linux; see below
     python benchmarks/ddp_plans.py --model resnet20 --hosts 2
+    python benchmarks/ddp_plans.py --racks 2 --uplink 1gbit       # over racks in turn
     python benchmarks/ddp_plans.py --json ddp.json --no-run        # the table alone
     python benchmarks/ddp_plans.py --quick                         # to see that it runs
 
@@ -30,7 +31,10 @@ from typing import Any
 
 from contest.session import KEEP_MEMORY
 from contest.works import WORKS
+from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import Plan
+from syncopate.artifacts.workload import Workload
+from syncopate.costs.model.bound import wire_s
 from syncopate.lab import Lab, Topology
 from syncopate.lab.support import why_not
 from syncopate.output import write_output
@@ -53,6 +57,8 @@ def parser() -> argparse.ArgumentParser:
     add = found.add_argument
     add("--hosts", type=int, default=4, help="of the lab, one rank each (4)")
     add("--rate", default="1gbit", help="rate of each host's link (1gbit)")
+    add("--racks", type=int, default=1, help="of the hosts; ranks go over them in turn (1)")
+    add("--uplink", help="rate of each rack's link (as much as its hosts have)")
     add("--model", choices=tuple(WORKS), default="resnet50", help="what is trained (resnet50)")
     add("--rounds", type=int, default=5, help="turns of each variant (5)")
     add("--steps", type=int, default=6, help="counted steps of a turn (6)")
@@ -137,12 +143,28 @@ class Hosts:
         print(self.run(*command, "plan", *given, "-o", files["plan"], everywhere=False))
         return Path(files["plan"])
 
+    def bound_s(self) -> float:
+        """Return what no plan within DDP can be below: from the first gradient on the wire is busy.
+
+        DDP launches nothing before, and the next forward waits for everything.
+        """
+        workload = Workload.load(self._folder / "workload.json")
+        cluster = Cluster.load(self._folder / "cluster.json")
+        sent_s = workload.ready_s[0] + wire_s(cluster, workload.nbytes)
+        return max(sent_s, workload.forward_s + workload.backward_s) + workload.update_s
+
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Make a plan and take all turns; return what there is to keep."""
     from campaign.session import facts  # noqa: PLC0415 - loads much, and --no-run needs none of it
 
-    topology = Topology(hosts=options.hosts, rate_bytes_per_s=parse_rate(options.rate))
+    topology = Topology(
+        hosts=options.hosts,
+        rate_bytes_per_s=parse_rate(options.rate),
+        racks=options.racks,
+        uplink_bytes_per_s=parse_rate(options.uplink) if options.uplink else None,
+        placement="alternating" if options.racks > 1 else "blocked",
+    )
     about = facts()
     found: Turns = {}
     with Lab(topology) as lab, tempfile.TemporaryDirectory() as folder:
@@ -158,13 +180,17 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                 print(f"{name}: {format_seconds(step_s(found[name][-1]))}", flush=True)
         setting = {
             name: getattr(options, name)
-            for name in ("hosts", "rate", "model", "rounds", "steps", "calibration", "quick")
+            for name in (
+                *("hosts", "rate", "racks", "uplink", "model", "rounds", "steps", "calibration"),
+                "quick",
+            )
         }
         return {
             "metadata": about | {"command": shlex.join(["python", *sys.argv])},
             "setting": setting,
             "commands": hosts.commands[:4],
             "plan": json.loads(plan.to_json()),
+            "bound_s": hosts.bound_s(),
             "turns": found,
         }
 
@@ -182,7 +208,8 @@ def table(kept: dict[str, Any]) -> str:
     best = min((name for name in medians_s if name != OURS), key=lambda name: medians_s[name])
     plan = Plan.from_json(json.dumps(kept["plan"]))
     lines = [
-        f"{WORKS[setting['model']].title}, {setting['hosts']} emulated hosts at {setting['rate']}, "
+        f"{WORKS[setting['model']].title}, {setting['hosts']} emulated hosts at {setting['rate']}"
+        f"{_racks(setting)}, "
         f"{setting['rounds']} turns of {setting['steps']} counted steps. *Step*: median over turns "
         "of the slowest rank's mean. *Turns*: the fastest and the slowest.",
         "",
@@ -200,9 +227,24 @@ def table(kept: dict[str, Any]) -> str:
         expected_s = plan.prediction.iteration_s
         off = expected_s / medians_s[OURS] - 1
         lines += ["", f"The plan expects {format_seconds(expected_s)}, {off:+.1%} of what it took."]
+    bound_s = kept.get("bound_s")
+    if bound_s is not None:
+        lines += [
+            "",
+            f"Within DDP no plan takes less than {format_seconds(bound_s)}: nothing is sent before "
+            "the first gradient is there, and the next forward waits for all. The best DDP takes "
+            f"{medians_s[best] / bound_s:.3f} times that.",
+        ]
     if setting["quick"]:
         lines += ["", "**A quick run, to see that everything works: no figure here counts.**"]
     return "\n".join(lines)
+
+
+def _racks(setting: dict[str, Any]) -> str:
+    if setting.get("racks", 1) == 1:
+        return ""
+    uplink = f" with uplinks of {setting['uplink']}" if setting["uplink"] else ""
+    return f" in turn over {setting['racks']} racks{uplink}"
 
 
 def main() -> int:
