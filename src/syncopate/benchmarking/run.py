@@ -23,6 +23,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -39,7 +40,7 @@ from syncopate.artifacts.results.benchmark import (
 from syncopate.benchmarking.contenders import Call, Run, line_up
 from syncopate.benchmarking.sweep import Effort, Sweep
 from syncopate.collectives.communicator import Communicator
-from syncopate.collectives.machine import cpu_name, hosts_of
+from syncopate.collectives.machine import cpu_name, device_of, hosts_of, synchronize
 from syncopate.collectives.pattern import Pattern, distinct_values
 from syncopate.errors import InvalidValueError
 from syncopate.output import Progress, say
@@ -67,7 +68,7 @@ def bench(
     """Measure ``sweep``; return the same on all ranks, every one of which must call it.
 
     Args:
-        communicator: the ranks; idle otherwise, on host memory.
+        communicator: the ranks; idle otherwise. With NCCL, buffers are on each rank's GPU.
         sweep: what to measure; the name of a collective: that one, from 4 bytes to 64 MiB.
         effort: how; the defaults otherwise.
         progress: called before every size.
@@ -95,7 +96,7 @@ def bench(
     with line_up(communicator, sweep, hosts, cluster) as field:
         contenders = field.contenders
         points: dict[str, list[Point]] = {one.name: [] for one in contenders}
-        facts = {**_facts(cluster), **field.facts}
+        facts = {**_facts(cluster, device_of(communicator)), **field.facts}
         for index, count in enumerate(sweep.counts):
             nbytes = count * dtype_bytes(sweep.dtype)
             say(progress, f"{sweep.collective} {format_bytes(nbytes)}", index / len(sweep.counts))
@@ -141,8 +142,9 @@ class _Size:
         self._sweep = sweep
         self._count = count
         dtype = getattr(torch, sweep.dtype)
-        self._source = torch.zeros(count, dtype=dtype)
-        self._target = torch.zeros(count, dtype=dtype)
+        self._device = device_of(communicator)
+        self._source = torch.zeros(count, dtype=dtype, device=self._device)
+        self._target = torch.zeros(count, dtype=dtype, device=self._device)
 
     def measure(self, calls: Mapping[str, Call], effort: Effort) -> dict[str, Point]:
         """Return a point per contender, the same on all ranks."""
@@ -168,7 +170,8 @@ class _Size:
             for _ in range(effort.warmup):
                 call()
         loops = _barrier_separated if effort.mode == BARRIER else _back_to_back
-        durations, totals_s = loops(self._communicator, calls, effort.iterations)
+        done = partial(synchronize, self._device)
+        durations, totals_s = loops(self._communicator, calls, effort.iterations, done)
         wrong = {
             name: self._wrong(run, place) if effort.check else -1 for name, run in runs.items()
         }
@@ -206,40 +209,53 @@ class _Size:
         )
         (self._source if place == "out" else self._target).copy_(pattern.input())
         self._placed(run, place)()
-        return pattern.wrong(self._target)
+        return pattern.wrong(self._target.cpu())
 
 
 def _barrier_separated(
-    communicator: Communicator, calls: Mapping[str, Callable[[], None]], iterations: int
+    communicator: Communicator,
+    calls: Mapping[str, Callable[[], None]],
+    iterations: int,
+    done: Callable[[], None],
 ) -> tuple[_Durations, dict[str, float]]:
     durations: _Durations = {name: [] for name in calls}
     for _ in range(iterations):
         for name, call in calls.items():
             communicator.barrier()
+            done()
             start_s = time.perf_counter()
             call()
+            done()
             durations[name].append(time.perf_counter() - start_s)
     return durations, {}
 
 
 def _back_to_back(
-    communicator: Communicator, calls: Mapping[str, Callable[[], None]], iterations: int
+    communicator: Communicator,
+    calls: Mapping[str, Callable[[], None]],
+    iterations: int,
+    done: Callable[[], None],
 ) -> tuple[_Durations, dict[str, float]]:
     durations: _Durations = {}
     totals_s = {}
     for name, call in calls.items():
         communicator.barrier()
+        done()
         stamps = [time.perf_counter()]
-        for _ in range(iterations):
+        for number in range(iterations):
             call()
+            if number == iterations - 1:
+                done()
             stamps.append(time.perf_counter())
         durations[name] = [b - a for a, b in itertools.pairwise(stamps)]
         totals_s[name] = stamps[-1] - stamps[0]
     return durations, totals_s
 
 
-def _facts(cluster: Cluster | None) -> dict[str, str]:
+def _facts(cluster: Cluster | None, device: torch.device) -> dict[str, str]:
     known = {} if cluster is None else {"cluster": cluster.name}
+    if device.type == "cuda":
+        known["gpu"] = torch.cuda.get_device_name(device)
     return known | {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "backend": str(dist.get_backend_config()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -31,7 +32,7 @@ from syncopate.cli.common.console import (
 )
 from syncopate.cli.common.machines import load_cluster
 from syncopate.cli.common.options import grouped, items
-from syncopate.errors import CalibrationError
+from syncopate.errors import CalibrationError, InvalidValueError
 from syncopate.output import is_standard_output, write_output
 from syncopate.units import parse_bytes
 
@@ -116,14 +117,14 @@ def _results(
     return {"output": output, "html": html, "full": full, "json": json}
 
 
-@grouped(what=_what, sizes=_sizes, effort=_effort, results=_results, local=ranks.local_option)
+@grouped(what=_what, sizes=_sizes, effort=_effort, results=_results, where=ranks.where_option)
 def bench(
     *,
     what: dict[str, Any],
     sizes: tuple[int, ...],
     effort: dict[str, Any],
     results: dict[str, Any],
-    local: int | None,
+    where: ranks.Where,
     cluster: Annotated[
         Path | None,
         typer.Option(
@@ -150,22 +151,23 @@ def bench(
       torchrun --nproc-per-node 4 --no-python syncopate bench --against gloo
 
       mpirun -n 4 syncopate bench --against gloo,mpi
+
+      syncopate bench --local 8 --device cuda -a native,ring
     """
-    from syncopate.benchmarking.sweep import MPI_NEEDED, Effort, Sweep
+    from syncopate.benchmarking.sweep import Effort, Sweep
     from syncopate.reports.pages.page import require_html
 
     sweep, how = Sweep(sizes=sizes, **what), Effort(**effort)
+    _require_peers(sweep.against, where.device)
     if results["html"] is not None:
         require_html()
-    if "mpi" in sweep.against and find_spec("mpi4py") is None:
-        raise CalibrationError(f"MPI cannot be used here: mpi4py is not installed; {MPI_NEEDED}")
     known = load_cluster(cluster) if cluster is not None and is_leader() else None
-    code = ranks.start_if_asked(local)
+    code = ranks.start_if_asked(where.local)
     if code is not None:
         raise typer.Exit(code)
     ranks.require_ranks("bench")
-    title = f"measuring {sweep.collective}"
-    with ranks.joined() as communicator, progress_bar(title) as progress:
+    bar = progress_bar(f"measuring {sweep.collective}")
+    with ranks.joined(device=where.device) as communicator, bar as progress:
         benchmark = _measure(communicator, sweep, how, known, progress, output=results["output"])
     if is_leader():
         _show(benchmark, **results)
@@ -175,6 +177,17 @@ def bench(
             f"({benchmark.culprits}); do not train with what is named here: leave it out and "
             "report it"
         )
+
+
+def _require_peers(against: Sequence[str], device: str) -> None:
+    """Refuse peers that cannot be measured here."""
+    from syncopate.benchmarking.sweep import MPI_NEEDED
+
+    if device != "cpu" and against:
+        rule = f"left out with --device {device}; `-a native` is NCCL's own collective"
+        raise InvalidValueError("--against", ",".join(against), rule)
+    if "mpi" in against and find_spec("mpi4py") is None:
+        raise CalibrationError(f"MPI cannot be used here: mpi4py is not installed; {MPI_NEEDED}")
 
 
 def _measure(

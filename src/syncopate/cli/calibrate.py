@@ -25,10 +25,10 @@ from syncopate.errors import InvalidValueError
 from syncopate.units import parse_bytes
 
 
-@grouped(local=ranks.local_option)
+@grouped(where=ranks.where_option)
 def calibrate(
     *,
-    local: int | None,
+    where: ranks.Where,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Where rank 0 writes the cluster; - prints it.")
     ] = Path("cluster.json"),
@@ -57,7 +57,7 @@ def calibrate(
 
       syncopate calibrate --local 4
 
-      torchrun --nproc-per-node 4 --no-python syncopate calibrate -o cluster.json --budget 30
+      torchrun --nproc-per-node 8 --no-python syncopate calibrate --device cuda --budget 30
 
       syncopate calibrate --local 4 --collectives all --budget 40
 
@@ -68,11 +68,12 @@ def calibrate(
     require_one_writer(json, ("--output", output))
     size_list = [parse_bytes(size) for size in items(sizes)] or None
     names = _collectives(collectives)
-    code = ranks.start_if_asked(local)
+    code = ranks.start_if_asked(where.local)
     if code is not None:
         raise typer.Exit(code)
     ranks.require_ranks("calibrate")
-    with ranks.joined() as communicator, progress_bar("calibrating") as progress:
+    bar = progress_bar("calibrating")
+    with ranks.joined(device=where.device) as communicator, bar as progress:
         cluster = syncopate.calibrate(
             communicator,
             collectives=names,

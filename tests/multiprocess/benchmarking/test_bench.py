@@ -106,7 +106,7 @@ def command(communicator: Communicator, line: str) -> tuple[int, str, str]:
     world_size = str(communicator.world_size)
     os.environ |= {"RANK": str(communicator.rank), "WORLD_SIZE": world_size}
     sys.argv = ["syncopate", *line.split()]
-    ranks.joined = lambda: contextlib.nullcontext(communicator)
+    ranks.joined = lambda **_: contextlib.nullcontext(communicator)
     with (
         contextlib.redirect_stdout(io.StringIO()) as out,
         contextlib.redirect_stderr(io.StringIO()) as err,

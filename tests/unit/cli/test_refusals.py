@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import torch
 
 import syncopate
 from syncopate.errors import PlanError
@@ -48,6 +49,12 @@ def bad_files(run):
         ("plan -w workload.json -c cluster.json --nodes 4", "the only one of --cluster and"),
         ("plan -w workload.json -c cluster.json --policy best", "unknown policy 'best'; known: wf"),
         ("plan -w workload.json -c cluster.json --algorithm rign", "unknown algorithm 'rign'"),
+        ("calibrate --local 2 --device tpu", "unknown device 'tpu'; known: cpu, cuda"),
+        pytest.param(
+            "bench --local 2 --device cuda",
+            "--device is 'cuda'; it must be cpu, as torch",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU"),
+        ),
         ("choose", "CLUSTER is not given; it must be given, or else --network and --nodes"),
         ("choose cluster.json --nodes 4", "the only one of CLUSTER and --network"),
         (

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NamedTuple, NoReturn
 
 import typer
 
@@ -36,6 +36,9 @@ from syncopate.ranks import MOST_LOCAL
 if TYPE_CHECKING:
     from syncopate.collectives.communicator import Communicator
 
+DEVICES = ("cpu", "cuda")
+"""Where buffers of collectives live: in the host's memory, over Gloo, or on GPUs, over NCCL."""
+
 RENDEZVOUS = "SYNCOPATE_RENDEZVOUS"
 """Environment variable: the folder in which ranks that ``start_local`` started meet and report."""
 
@@ -44,23 +47,69 @@ _INTERRUPTED_GRACE_S = 1.0
 _POLL_S = 0.05
 
 
-def local_option(
-    *,
-    local: Annotated[
-        int | None, typer.Option(help="Start this many ranks on this machine; no torchrun needed.")
-    ] = None,
-    given: Annotated[
-        str | None,
-        typer.Option(
-            "--ports",
-            metavar="FIRST-LAST",
-            help=f"Listen on these ports alone, for firewalls; {ports.VARIABLE} says the same.",
-        ),
-    ] = None,
-) -> int | None:
+_Local = Annotated[
+    int | None, typer.Option(help="Start this many ranks on this machine; no torchrun needed.")
+]
+_Ports = Annotated[
+    str | None,
+    typer.Option(
+        "--ports",
+        metavar="FIRST-LAST",
+        help=f"Listen on these ports alone, for firewalls; {ports.VARIABLE} says the same.",
+    ),
+]
+
+
+def local_option(*, local: _Local = None, given: _Ports = None) -> int | None:
     """Return how many ranks to start here, and take note of the ports that they may take."""
     take_ports(given)
     return local
+
+
+class Where(NamedTuple):
+    """Which ranks to start, and where their buffers live.
+
+    Attributes:
+        local: how many ranks to start on this machine; None: a launcher started them.
+        device: one of :data:`DEVICES`.
+    """
+
+    local: int | None
+    device: str
+
+
+def where_option(
+    *,
+    local: _Local = None,
+    given: _Ports = None,
+    device: Annotated[
+        str, typer.Option(help="cpu: host memory and Gloo; cuda: one GPU for each rank and NCCL.")
+    ] = "cpu",
+) -> Where:
+    """Return where to measure; see :func:`local_option`.
+
+    Raises:
+        UnknownNameError: no such device.
+        InvalidValueError: this machine has not as many GPUs.
+    """
+    if device not in DEVICES:
+        raise UnknownNameError("device", device, DEVICES)
+    if device == "cuda":
+        _require_gpus(local)
+    return Where(local_option(local=local, given=given), device)
+
+
+def _require_gpus(local: int | None) -> None:
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not count:
+        rule = f"cpu, as torch {torch.__version__} finds no GPU on this machine"
+        raise InvalidValueError("--device", "cuda", rule)
+    wanted = local if local is not None else int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if wanted > count:
+        rule = f"at most {count} with --device cuda, for NCCL takes one GPU for each rank"
+        raise InvalidValueError("ranks on this machine", wanted, rule)
 
 
 def take_ports(text: str | None) -> None:
@@ -155,12 +204,15 @@ def start_local(world_size: int, arguments: Sequence[str]) -> int:
 
 
 @contextmanager
-def joined(*, channels: int = 1, timeout_s: float = 300.0) -> Iterator[Communicator]:
+def joined(
+    *, channels: int = 1, timeout_s: float = 300.0, device: str = "cpu"
+) -> Iterator[Communicator]:
     """Join this process's ranks; leave them when the block ends, however it ends.
 
     Args:
         channels: concurrent collectives of the communicator.
         timeout_s: how long the ranks wait for each other before they give up.
+        device: one of :data:`DEVICES`.
 
     Yields:
         A communicator over all ranks.
@@ -178,7 +230,7 @@ def joined(*, channels: int = 1, timeout_s: float = 300.0) -> Iterator[Communica
     try:
         store = launcher.meeting_store(timeout_s)
         dist.init_process_group(
-            "gloo",
+            _backend(device),
             init_method=method if store is None else None,
             store=store,
             rank=int(os.environ["RANK"]),
@@ -197,6 +249,16 @@ def joined(*, channels: int = 1, timeout_s: float = 300.0) -> Iterator[Communica
     finally:
         dist.destroy_process_group()
     launcher.leave()
+
+
+def _backend(device: str) -> str:
+    """Return the backends of a job on ``device``, after this rank took its GPU."""
+    if device == "cpu":
+        return "gloo"
+    import torch
+
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    return "cpu:gloo,cuda:nccl"
 
 
 def report_error(error: SyncopateError) -> None:
