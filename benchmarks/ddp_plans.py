@@ -38,6 +38,7 @@ from syncopate.costs.model.bound import wire_s
 from syncopate.lab import Lab, Topology
 from syncopate.lab.support import why_not
 from syncopate.output import write_output
+from syncopate.shown import markdown_table
 from syncopate.units import format_seconds, parse_rate
 
 SCRIPT = Path(__file__).parent / "unmodified" / "train.py"
@@ -213,16 +214,19 @@ def table(kept: dict[str, Any]) -> str:
         f"{setting['rounds']} turns of {setting['steps']} counted steps. *Step*: median over turns "
         "of the slowest rank's mean. *Turns*: the fastest and the slowest.",
         "",
-        "| variant | step | turns | against the defaults | against the best DDP |",
-        "| --- | --- | --- | --- | --- |",
     ]
-    for name, each in steps_s.items():
-        median_s = medians_s[name]
-        lines.append(
-            f"| {name}{' (best DDP)' if name == best else ''} | {format_seconds(median_s)} | "
-            f"{format_seconds(min(each))} to {format_seconds(max(each))} | "
-            f"{medians_s[DEFAULT] / median_s:.3f}x | {medians_s[best] / median_s:.3f}x |"
+    rows = [
+        (
+            f"{name}{' (best DDP)' if name == best else ''}",
+            format_seconds(medians_s[name]),
+            f"{format_seconds(min(each))} to {format_seconds(max(each))}",
+            f"{medians_s[DEFAULT] / medians_s[name]:.3f}x",
+            f"{medians_s[best] / medians_s[name]:.3f}x",
         )
+        for name, each in steps_s.items()
+    ]
+    heads = ("variant", "step", "turns", "against the defaults", "against the best DDP")
+    lines += markdown_table(heads, rows).splitlines()
     if plan.prediction is not None:
         expected_s = plan.prediction.iteration_s
         off = expected_s / medians_s[OURS] - 1

@@ -30,6 +30,7 @@ import torch
 import torch.distributed as dist
 
 from syncopate.collectives import Communicator
+from syncopate.collectives.machine import synchronize
 from syncopate.output import write_output
 from syncopate.schedules.registry import NATIVE, algorithms
 from syncopate.units import KIB, MIB, format_bytes
@@ -56,24 +57,18 @@ def contenders(communicator: Communicator) -> dict[str, Callable[[torch.Tensor],
     return found | {name: own(name) for name in (NATIVE, *algorithms("all_reduce"))}
 
 
-def settle(device: torch.device) -> None:
-    """Return when the device has nothing left to do."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def once(
     communicator: Communicator, start: Callable[[torch.Tensor], Any], tensor: torch.Tensor
 ) -> tuple[float, float]:
     """Return the seconds of one verified call on this rank: until it was over, and on the host."""
     tensor.fill_(communicator.rank + 1)
-    settle(tensor.device)
+    synchronize(tensor.device)
     communicator.barrier()
     began_s = time.perf_counter()
     work = start(tensor)
     host_s = time.perf_counter() - began_s
     work.wait()
-    settle(tensor.device)
+    synchronize(tensor.device)
     over_s = time.perf_counter() - began_s
     expected = communicator.world_size * (communicator.world_size + 1) / 2
     if not bool((tensor == expected).all()):

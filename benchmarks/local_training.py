@@ -41,6 +41,7 @@ import syncopate
 from contest import diloco
 from emulated import hosts
 from syncopate.output import write_output
+from syncopate.shown import markdown_table
 from syncopate.units import format_seconds
 from syncopate.zoo.task import seeded
 
@@ -167,20 +168,15 @@ def table_of(
     """Return what was found on one work, in Markdown, and why variants are missing."""
     first_s = min(points[-1].seconds for points in found.values())
     steps = next(iter(found.values()))[-1].step
-    lines = [
-        f"| {name} | {steps} steps take | accuracy then | after {format_seconds(first_s)}: step "
-        "| accuracy |",
-        "| --- | --- | --- | --- | --- |",
-    ]
+    heads = (name, f"{steps} steps take", "accuracy then", f"after {format_seconds(first_s)}: step")
+    rows = []
     for title, points in found.items():
         then = by_then(points, first_s)
         last = points[-1]
-        equal = "- | -" if then is None else f"{then.step} | {then.accuracy:.1%}"
-        lines.append(
-            f"| {title} | {format_seconds(last.seconds)} | {last.accuracy:.1%} | {equal} |"
-        )
-    lines += [f"| {title} | {why} | - | - | - |" for title, why in missing.items()]
-    return "\n".join(lines)
+        equal = ("-", "-") if then is None else (str(then.step), f"{then.accuracy:.1%}")
+        rows.append((title, format_seconds(last.seconds), f"{last.accuracy:.1%}", *equal))
+    rows += [(title, why, "-", "-", "-") for title, why in missing.items()]
+    return markdown_table((*heads, "accuracy"), rows).rstrip()
 
 
 def missing_of(ways: Mapping[str, Way]) -> dict[str, str]:

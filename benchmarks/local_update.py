@@ -33,6 +33,7 @@ from syncopate.artifacts.plan import filled
 from syncopate.delay import DC_ASGD_A, GLU, SGD, Delay
 from syncopate.engine.exchange.delay.rules import Flat, apply, hyper_of
 from syncopate.output import write_output
+from syncopate.shown import markdown_table
 from syncopate.units import format_bytes, format_seconds
 from syncopate.zoo import char_gpt, resnet50
 from syncopate.zoo.alexnet import AlexNet
@@ -157,19 +158,21 @@ def summarize(
 
 def table_of(model: str, elements: int, rows: dict[str, dict[str, float]]) -> str:
     """Return what was measured of one model, in Markdown."""
+    title = f"**{model}**, {elements / 1e6:.1f} million elements, {format_bytes(ITEM * elements)}"
+    heads = ("update", "median", f"/ `{BASE}`", "/ its `foreach`", "bytes", "rate", "bound")
     lines = [
-        f"**{model}**, {elements / 1e6:.1f} million elements, {format_bytes(ITEM * elements)}",
-        "",
-        f"| update | median | / `{BASE}` | / its `foreach` | bytes | rate | bound |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for name, row in rows.items():
-        lines.append(
-            f"| {name} | {format_seconds(row['median_s'])} | {row['ratio_to_fused']:.2f} "
-            f"| {row['ratio_to_foreach']:.2f} | {row['bytes_per_element']:.0f} "
-            f"| {row['bytes_per_s'] / 1e9:.1f} GB/s | {format_seconds(row['bound_s'])} |"
+        (
+            name,
+            format_seconds(row["median_s"]),
+            f"{row['ratio_to_fused']:.2f}",
+            f"{row['ratio_to_foreach']:.2f}",
+            f"{row['bytes_per_element']:.0f}",
+            f"{row['bytes_per_s'] / 1e9:.1f} GB/s",
+            format_seconds(row["bound_s"]),
         )
-    return "\n".join(lines)
+        for name, row in rows.items()
+    ]
+    return f"{title}\n\n{markdown_table(heads, lines)}".rstrip()
 
 
 def options(words: Sequence[str] | None = None) -> argparse.Namespace:

@@ -31,6 +31,7 @@ import torch
 import torch.distributed as dist
 from msgspec import structs
 
+from contest.conduct import reopened
 from emulated import hosts
 from emulated.options import explained
 from syncopate.artifacts.artifact import Artifact, Record
@@ -128,14 +129,7 @@ def resumed(path: Path | None, setting: Setting, wanted: Sequence[Cell]) -> Resu
     Raises:
         ArtifactError: the file holds something else, or was measured under another setting.
     """
-    known = Results(setting=setting)
-    if path is not None and path.exists():
-        known = Results.load(path)
-        if known.setting != setting:
-            was = structs.asdict(known.setting)
-            raise ArtifactError(
-                path, f"was measured with {was}, not {structs.asdict(setting)}; name another file"
-            )
+    known = reopened(path, Results(setting=setting), "setting")
     held = {cell.key for cell in known.cells}
     more = tuple(cell for cell in wanted if cell.key not in held)
     whole: Results = structs.replace(known, cells=known.cells + more)

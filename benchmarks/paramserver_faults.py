@@ -28,12 +28,12 @@ import argparse
 import statistics
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import ClassVar
 
 import torch
 from msgspec import structs
 
+from contest.conduct import reopened
 from emulated.options import explained
 from serving import disturbed, nonsense, partitioned
 from serving.disturbed import Kill
@@ -68,20 +68,6 @@ class Results(Artifact, frozen=True, kw_only=True):
         runs = (*self.runs, *self.partitions)
         found = [f"run {r.number} ({r.case}): {r.violation}" for r in runs if r.violation]
         return found + [f"nonsense: {o.violation}" for o in self.onslaughts if o.violation]
-
-
-def resumed(path: Path | None, seed: int) -> Results:
-    """Return the runs that a file keeps, or none.
-
-    Raises:
-        ArtifactError: the file holds something else, or runs of another seed.
-    """
-    if path is None or not path.exists():
-        return Results(seed=seed)
-    known = Results.load(path)
-    if known.seed != seed:
-        raise ArtifactError(path, f"has runs of seed {known.seed}, not {seed}; name another file")
-    return known
 
 
 def with_runs(results: Results, options: argparse.Namespace) -> Results:
@@ -189,7 +175,7 @@ def main() -> int:
     if options.quick:
         options.runs, options.frames = 5, 1000
     try:
-        results = resumed(options.json, options.seed)
+        results = reopened(options.json, Results(seed=options.seed), "seed")
     except ArtifactError as error:
         parser().error(str(error))
     results = with_partitions(with_runs(results, options), options)

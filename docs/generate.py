@@ -13,7 +13,7 @@ import re
 import shlex
 import tempfile
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from syncopate.cli.app import app
 from syncopate.output import write_output
 from syncopate.planning.registry import POLICIES
 from syncopate.schedules.registry import ALGORITHMS, collectives
+from syncopate.shown import markdown_table
 from syncopate.units import format_rate, format_seconds
 
 TARGET = Path(__file__).with_name("reference.md")
@@ -87,7 +88,7 @@ def _algorithms() -> str:
         rows = [row for row in ALGORITHMS.values() if row.collective == collective]
         lines.append(f"### {collective}\n")
         lines.append(
-            _table(
+            markdown_table(
                 ("algorithm", "per rank", "source"),
                 ((f"`{row.name}`", row.summary, row.source) for row in rows),
             )
@@ -97,7 +98,7 @@ def _algorithms() -> str:
 
 def _policies() -> str:
     rows = ((f"`{row.name}`", row.summary, row.source) for row in POLICIES.values())
-    return "## Policies\n\n" + _table(("policy", "buckets", "source"), rows)
+    return "## Policies\n\n" + markdown_table(("policy", "buckets", "source"), rows)
 
 
 def _networks() -> str:
@@ -109,7 +110,7 @@ def _networks() -> str:
         "## Networks\n\nWhat `syncopate plan --network` assumes; one rank per host. A calibrated "
         "cluster is always\nbetter.\n\n"
     )
-    return head + _table(("network", "latency", "bandwidth", "reduction"), rows)
+    return head + markdown_table(("network", "latency", "bandwidth", "reduction"), rows)
 
 
 _WRAPPER = textwrap.TextWrapper(width=100, break_long_words=False, break_on_hyphens=False)
@@ -125,7 +126,7 @@ def _commands() -> str:
             for parameter in command.params
         ]
         if rows:
-            lines.append(_table(("option", "default", ""), rows))
+            lines.append(markdown_table(("option", "default", ""), rows))
     return "\n".join(lines)
 
 
@@ -164,12 +165,6 @@ def _default(parameter: typer.core.TyperOption | typer.core.TyperArgument) -> st
         return "required"
     absent = parameter.default is None or parameter.default is False
     return "" if absent else f"`{parameter.default}`"
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines]
-    return "".join(f"| {' | '.join(line)} |\n" for line in cells)
 
 
 def _write(path: Path, text: str) -> None:

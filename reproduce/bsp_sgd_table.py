@@ -30,10 +30,10 @@ from rich.table import Table
 
 from bsp_sgd import ALGORITHMS, bsp_sgd_plan
 from bsp_sgd_networks import DATA, network, rows
+from figures.comparison import Comparison, comparison_table
 from syncopate.artifacts.artifact import Artifact, Record
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.workload import Workload
-from syncopate.reports.comparison import Comparison, comparison_table
 
 RANKS = 4
 ALPHA_S = 1e-7

@@ -44,13 +44,13 @@ from rich.markup import escape
 from rich.table import Table
 
 import mg_wfbp_inputs as inputs
+from figures.comparison import Comparison, comparison_table
 from mg_wfbp_inputs import INPUTS, Logged, Outcome, Setting, logged
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.costs.model.collective import collective_costs
 from syncopate.errors import ArtifactError, SyncopateError
 from syncopate.planning.planner import make_plan
-from syncopate.reports.comparison import Comparison, comparison_table
 from syncopate.reports.tables import ReportTable
 
 DATA = Path(__file__).parent / "data" / "googlenet_k80.csv"

@@ -43,7 +43,7 @@ from syncopate.paramserver.launch import LocalJob
 from syncopate.runs.served import computed_of, messages_of
 from syncopate.tracing import dlc
 from syncopate.tracing.run import read_run
-from syncopate.tracing.served.files import dlc_files
+from syncopate.tracing.served.to_dlc import dlc_files
 
 WORKERS, SERVERS = 2, 1
 ITERATIONS = {LENET5: 380, RESNET50: 165}

@@ -30,8 +30,7 @@ from syncopate.artifacts.workload import fingerprint
 from syncopate.protocol.rules import SGD
 from syncopate.recipe import Recipe
 from syncopate.zoo import CharGPT, ResNet20, Text, digits, python_text
-from syncopate.zoo.char_gpt import next_character_loss
-from syncopate.zoo.task import seeded
+from syncopate.zoo.task import seeded, token_loss
 
 SSGD, ASGD = "ssgd", "asgd"
 PERIODS = (1, 2, 3, 4, 5)
@@ -234,7 +233,7 @@ def _on_text() -> Workload:
         seeds=3,
         rows=(*TABLE_2, *FIG_5[1:], ASGD),
         build=lambda: CharGPT(len(whole.vocabulary), context=_CONTEXT, width=64, layers=2),
-        loss=next_character_loss,
+        loss=token_loss,
         batches=lambda size, epoch, rank, ranks: trained.batches(
             size, _CONTEXT, epoch=epoch, rank=rank, world_size=ranks
         ),

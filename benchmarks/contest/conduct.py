@@ -7,11 +7,12 @@ import shlex
 import sys
 from collections.abc import Callable, Sized
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from msgspec import structs
+from msgspec import Struct, structs
 
-from syncopate.errors import SyncopateError
+from syncopate.artifacts.artifact import Artifact
+from syncopate.errors import ArtifactError, SyncopateError
 from syncopate.lab.support import why_not
 from syncopate.output import write_output
 
@@ -24,6 +25,7 @@ class Kept(Protocol):
 
 Found = TypeVar("Found")
 Noted = TypeVar("Noted", bound=Kept)
+File = TypeVar("File", bound=Artifact)
 
 
 def with_command(found: Noted, metadata: dict[str, str]) -> Noted:
@@ -35,6 +37,33 @@ def with_command(found: Noted, metadata: dict[str, str]) -> Noted:
     more = {f"command {len(commands) + 1}": command}
     changed: Noted = structs.replace(found, metadata=found.metadata | more)
     return changed
+
+
+def reopened(path: Path | None, fresh: File, *asked: str) -> File:
+    """Return the results that a file holds, or ``fresh`` where there is no such file yet.
+
+    Args:
+        path: where results are kept; None for nowhere.
+        fresh: results without a sample, as they are asked for.
+        asked: fields that must be as in ``fresh``; of structs, each of their fields.
+
+    Raises:
+        ArtifactError: it is no such file, or was measured otherwise.
+    """
+    if path is None or not path.exists():
+        return fresh
+    found = type(fresh).load(path)
+    for field in asked:
+        wanted = _fields(field, getattr(fresh, field))
+        for name, there in _fields(field, getattr(found, field)).items():
+            if there != wanted[name]:
+                reason = f"it was measured with {name} {there!r}, and {wanted[name]!r} is asked for"
+                raise ArtifactError(path, f"{reason}; give the same, or another file")
+    return found
+
+
+def _fields(name: str, value: Any) -> dict[str, Any]:
+    return structs.asdict(value) if isinstance(value, Struct) else {name: value}
 
 
 def may_measure(places: Sized) -> bool:

@@ -12,11 +12,11 @@ from msgspec import structs
 
 from syncopate.artifacts.artifact import Artifact, Record
 from syncopate.artifacts.plan import Plan
-from syncopate.errors import ArtifactError
+from syncopate.shown import markdown_table
 from syncopate.units import format_seconds, parse_rate
 
 from . import paper
-from .conduct import with_command
+from .conduct import reopened, with_command
 from .served import ALONE, ASGD, MOST_SERVERS, SSD, SSGD, WORKERS, Case, Planner, case_of
 
 LONGEST = "ssd-5"
@@ -99,12 +99,7 @@ def resumed(path: Path | None, rate: str, quick: bool, metadata: dict[str, str])
     Raises:
         ArtifactError: it is no such file, or was measured at another rate, or quickly.
     """
-    if path is None or not path.exists():
-        return Results(rate=rate, quick=quick, metadata=metadata)
-    found = Results.load(path)
-    if (found.rate, found.quick) != (rate, quick):
-        told = f"it was measured at {found.rate}{' quickly' if found.quick else ''}"
-        raise ArtifactError(path, f"{told}; give the same, or another file")
+    found = reopened(path, Results(rate=rate, quick=quick, metadata=metadata), "rate", "quick")
     return with_command(found, metadata)
 
 
@@ -159,9 +154,8 @@ def _figure_6(results: Results, batch: int, stretch: float) -> list[str]:
     lines = [
         f"## Fig. 6: ResNet-50, {batch} images a GPU, images/s",
         "",
-        f"| | Base (SSGD) | {' | '.join(f'k = {k}' for k in SSD.values())} | Opt (linear) |",
-        "| " + " | ".join("---" for _ in range(len(SSD) + 3)) + " |",
     ]
+    rows = []
     alone = results.cell(Case("resnet50", batch, 0, ALONE))
     for servers in range(1, MOST_SERVERS + 1):
         row = [results.cell(Case("resnet50", batch, servers, name)) for name in (SSGD, *SSD)]
@@ -170,7 +164,9 @@ def _figure_6(results: Results, batch: int, stretch: float) -> list[str]:
             speeds = [_speed(cell, batch, stretch, seconds, base_s) for cell in row]
             speeds[0] = speeds[0].split(" ")[0]
             speeds.append(_speed(alone, batch, stretch, seconds, base_s))
-            lines.append(f"| {servers}S-{WORKERS}W, {what} | {' | '.join(speeds)} |")
+            rows.append((f"{servers}S-{WORKERS}W, {what}", *speeds))
+    heads = ("", "Base (SSGD)", *(f"k = {k}" for k in SSD.values()), "Opt (linear)")
+    lines += markdown_table(heads, rows).splitlines()
     best = "" if batch != 32 else f" SSGD {_paper_base():.0f}, k = 5 {_paper_ssd5():.0f} (+72.3%),"
     linear = paper.LINEAR_IMAGES_S[batch]
     lines += [
@@ -198,12 +194,8 @@ def _speed(cell: Cell, batch: int, stretch: float, seconds: _Seconds, base_s: fl
 
 
 def _figure_7(results: Results) -> list[str]:
-    lines = [
-        f"## Fig. 7: {MOST_SERVERS} servers, speed over SSGD's",
-        "",
-        "| | SSGD, a step | ASGD | SSD-SGD-5 | predicted | linear | SSD-SGD-5 in the paper |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    heads = ("", "SSGD, a step", "ASGD", "SSD-SGD-5", "predicted", "linear")
+    rows = []
     for model in paper.MODELS:
         for batch in paper.LINEAR_IMAGES_S:
             base, asynchronous, late = (
@@ -213,6 +205,7 @@ def _figure_7(results: Results) -> list[str]:
             alone = results.cell(Case(model, batch, 0, ALONE))
             base_s = _measured(base)
             cells = (
+                f"{model} ({batch})",
                 _NONE if base_s is None else format_seconds(base_s),
                 _times(base_s, _measured(asynchronous)),
                 _times(base_s, _measured(late)),
@@ -220,8 +213,9 @@ def _figure_7(results: Results) -> list[str]:
                 _times(base_s, _measured(alone)),
                 f"{1 + paper.SSD5_SPEEDUPS[model, batch]:.2f}x",
             )
-            lines.append(f"| {model} ({batch}) | {' | '.join(cells)} |")
-    return lines
+            rows.append(cells)
+    table = markdown_table((*heads, "SSD-SGD-5 in the paper"), rows)
+    return [f"## Fig. 7: {MOST_SERVERS} servers, speed over SSGD's", "", *table.splitlines()]
 
 
 def predicted_again(results: Results, raw: str = "") -> str:
@@ -233,10 +227,7 @@ def predicted_again(results: Results, raw: str = "") -> str:
     """
     planner = Planner(results.rate)
     lines = [f"Every sample is in [{raw}]({raw}).", ""] if raw else []
-    lines += [
-        "| case | measured | promised then | | predicted now | |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
+    rows = []
     errors: tuple[list[float], list[float]] = ([], [])
     for name in sorted(results.cells):
         case, cell = case_of(name), results.cells[name]
@@ -244,18 +235,19 @@ def predicted_again(results: Results, raw: str = "") -> str:
         if counts is None or not cell.turns or cell.predicted_s is None:
             continue
         workload = paper.workload(case.model, case.batch, parse_rate(results.rate))
-        row = f"| {name} | {format_seconds(cell.step_s)} |"
+        row = [name, format_seconds(cell.step_s)]
         now_s = planner.again(case, workload, counts).iteration_s
         for found, predicted_s in zip(errors, (cell.predicted_s, now_s), strict=True):
             found.append(predicted_s / cell.step_s - 1)
-            row += f" {format_seconds(predicted_s)} | {found[-1]:+.0%} |"
-        lines.append(row)
+            row += [format_seconds(predicted_s), f"{found[-1]:+.0%}"]
+        rows.append(row)
     if not errors[0]:
         return "no case here has been measured by a plan whose buckets are known"
     for what, summary in (("median of the errors' sizes", statistics.median), ("the largest", max)):
-        sizes = [f"{summary(map(abs, found)):.1%}" for found in errors]
-        lines.append(f"| {what} | | | {' | | '.join(sizes)} |")
-    return "\n".join(lines) + "\n"
+        then, now = (f"{summary(map(abs, found)):.1%}" for found in errors)
+        rows.append([what, "", "", then, "", now])
+    heads = ("case", "measured", "promised then", "", "predicted now", "")
+    return "\n".join((*lines, markdown_table(heads, rows)))
 
 
 def _times(base_s: float | None, step_s: float | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+from syncopate.shown import markdown_table
 from syncopate.units import format_seconds
 
 from .results import Results, WorkResult
@@ -21,24 +22,24 @@ def summary(files: Sequence[Results]) -> str:
 
     A cell has the step, the best DDP's step over it, and the error of its prediction.
     """
-    lines = [f"| {' | '.join(COLUMNS)} |", f"| {' | '.join('---' for _ in COLUMNS)} |"]
+    rows: list[tuple[str, ...]] = []
     errors: list[float] = []
     for results in files:
         setting = results.setting
         ratio = "own" if setting.ratio is None else f"{setting.ratio:g}"
         for name, found in results.works.items():
             about = (WORKS[name].title, str(setting.hosts), setting.rate, ratio)
-            lines.append(f"| {' | '.join((*about, *_cells(found)))} |")
+            rows.append((*about, *_cells(found)))
             ours = found.measured(OURS).values()
             errors += [cell.error for cell in ours if cell.error is not None]
+    said = ""
     if errors:
         sizes = [abs(error) for error in errors]
-        lines += [
-            "",
-            f"Predictions: {len(sizes)}, off by {statistics.median(sizes):.1%} in the median, "
-            f"{max(sizes):.1%} at worst.",
-        ]
-    return "\n".join(lines) + "\n"
+        said = (
+            f"\nPredictions: {len(sizes)}, off by {statistics.median(sizes):.1%} in the median, "
+            f"{max(sizes):.1%} at worst.\n"
+        )
+    return markdown_table(COLUMNS, rows) + said
 
 
 def _cells(found: WorkResult) -> list[str]:

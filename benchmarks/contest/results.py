@@ -14,9 +14,8 @@ from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import Plan
 from syncopate.artifacts.workload import Workload
 from syncopate.engine.selfplan.cache import Settled
-from syncopate.errors import ArtifactError
 
-from .conduct import with_command
+from .conduct import reopened, with_command
 
 
 class Setting(Record, frozen=True, kw_only=True):
@@ -227,15 +226,4 @@ def resumed(path: Path | None, setting: Setting, metadata: dict[str, str]) -> Re
         ArtifactError: it is no such file, or was measured under another setting.
     """
     fresh = Results(setting=setting, metadata=metadata)
-    if path is None or not path.exists():
-        return fresh
-    found = Results.load(path)
-    for field in Setting.__struct_fields__:
-        there, asked = getattr(found.setting, field), getattr(setting, field)
-        if there != asked:
-            raise ArtifactError(
-                path,
-                f"it was measured with {field} {there!r}, and {asked!r} is asked for; give the "
-                "same, or another file",
-            )
-    return with_command(found, metadata)
+    return with_command(reopened(path, fresh, "setting"), metadata)

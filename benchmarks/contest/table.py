@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from syncopate.shown import markdown_table
 from syncopate.units import format_bytes, format_seconds
 
 from .results import Cell, Results, WorkResult
@@ -88,13 +89,11 @@ def section(name: str, found: WorkResult) -> list[str]:
         f"backward, {format_seconds(workload.update_s)} update. Bound "
         f"{format_seconds(found.bound_s)}.",
         "",
-        "| " + " | ".join(COLUMNS) + " |",
-        "| " + " | ".join("---" for _ in COLUMNS) + " |",
     ]
     cells = found.measured(VARIANTS)
     best = best_ddp(cells)
-    for variant in cells:
-        lines.append("| " + " | ".join(_row(variant, cells, found, best)) + " |")
+    rows = [_row(variant, cells, found, best) for variant in cells]
+    lines += markdown_table(COLUMNS, rows).splitlines()
     notes = [*_notes(found.cells)]
     return [*lines, *([""] if notes else []), *notes]
 

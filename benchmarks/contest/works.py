@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from syncopate.artifacts.workload import Workload
 from syncopate.zoo import CharGPT, ResNet20, Task, digits, python_text, replay
-from syncopate.zoo.char_gpt import next_character_loss
-from syncopate.zoo.task import seeded
+from syncopate.zoo.task import seeded, token_loss
 
 from .profiles import (
     ALEXNET_S,
@@ -98,7 +97,7 @@ def _char_gpt(rank: int, world_size: int, quick: bool) -> Trained:
 
     with seeded(0):
         model = CharGPT(len(text.vocabulary), context=context)
-    return _real("char-gpt", model, batches, next_character_loss)
+    return _real("char-gpt", model, batches, token_loss)
 
 
 def _real(

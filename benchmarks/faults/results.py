@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
 from msgspec import structs
 
-from contest.conduct import with_command
+from contest.conduct import reopened, with_command
 from faults.named import FAULTS, Fault
 from syncopate.artifacts.artifact import Artifact, Record
 from syncopate.artifacts.cluster import Cluster
-from syncopate.errors import ArtifactError
+from syncopate.shown import markdown_table
 from syncopate.units import format_seconds
 
 BOUND = 0.15
@@ -91,15 +92,7 @@ def resumed(path: Path | None, fresh: Results) -> Results:
     Raises:
         ArtifactError: it is no such file, or was measured under another setting.
     """
-    if path is None or not path.exists():
-        return fresh
-    found = Results.load(path)
-    for field in ("quick", "rate"):
-        there, asked = getattr(found, field), getattr(fresh, field)
-        if there != asked:
-            rule = f"it was measured with {field} {there!r}, and {asked!r} is asked for"
-            raise ArtifactError(path, f"{rule}; give the same, or another file")
-    return with_command(found, fresh.metadata)
+    return with_command(reopened(path, fresh, "quick", "rate"), fresh.metadata)
 
 
 def is_right(fault: Fault, one: Round) -> bool:
@@ -155,23 +148,21 @@ SHARE = 0.95
 
 def table(results: Results) -> str:
     """Return a row for each fault, as Markdown."""
-    lines = [f"| {' | '.join(_HEAD)} |", f"| {' | '.join('---' for _ in _HEAD)} |"]
+    rows: list[Sequence[str]] = []
     for name, fault in FAULTS.items():
         rounds = results.rounds.get(name)
         if rounds:
-            lines.append(f"| {' | '.join(_row(fault, rounds))} |")
+            rows.append(_row(fault, rounds))
         elif name in results.skipped:
             rest = ["-"] * (len(_HEAD) - 2)
-            cells = (fault.title, f"skipped: {results.skipped[name]}", *rest)
-            lines.append(f"| {' | '.join(cells)} |")
+            rows.append((fault.title, f"skipped: {results.skipped[name]}", *rest))
     there = {name: rounds for name, rounds in results.rounds.items() if rounds}
     wrong = [name for name, rounds in there.items() if not is_sound(FAULTS[name], rounds)]
     said = f"not as they should be: {', '.join(wrong)}" if wrong else "all as they should be"
     right, count = first_right(results)
     return "\n".join(
         (
-            *lines,
-            "",
+            markdown_table(_HEAD, rows),
             f"{len(there)} of {len(FAULTS)} faults, {said}.",
             f"The first cause is right in {right} of {count} rounds.",
         )

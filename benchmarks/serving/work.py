@@ -15,9 +15,9 @@ import zmq
 from msgspec import structs
 from torch import Tensor
 
+from contest.conduct import reopened
 from syncopate import KVStore
 from syncopate.artifacts.artifact import Artifact, Record
-from syncopate.errors import ArtifactError
 from syncopate.lab.topology import TCP_GOODPUT
 from syncopate.paramserver.tensors import name_of
 from syncopate.protocol.layout import Layout, TensorSpec
@@ -134,15 +134,7 @@ def resumed(path: Path | None, setting: Setting) -> Results:
     Raises:
         ArtifactError: the file holds something else, or was measured under another setting.
     """
-    if path is None or not path.exists():
-        return Results(setting=setting)
-    known = Results.load(path)
-    if known.setting != setting:
-        was = structs.asdict(known.setting)
-        raise ArtifactError(
-            path, f"was measured with {was}, not {structs.asdict(setting)}; name another file"
-        )
-    return known
+    return reopened(path, Results(setting=setting), "setting")
 
 
 def shapes(quick: bool) -> dict[str, tuple[int, ...]]:

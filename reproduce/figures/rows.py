@@ -6,7 +6,7 @@ disagree.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from rich import box
 from rich.console import Console, Group
 
 from syncopate.reports.tables import ReportTable
+from syncopate.shown import markdown_table
 
 NONE = "-"
 HEADINGS = ("where", "what", "paper", "simulated", "measured", "difference", "why")
@@ -187,19 +188,12 @@ def markdown(paper: Paper) -> str:
     into = [(one.what, one.value, one.source) for one in paper.given]
     parts = []
     if into:
-        parts += ["What goes in:\n", as_markdown(("what", "value", "from"), into)]
-    parts += ["What comes out:\n", as_markdown(HEADINGS, [one.cells for one in paper.figures])]
+        parts += ["What goes in:\n", markdown_table(("what", "value", "from"), into)]
+    parts += ["What comes out:\n", markdown_table(HEADINGS, [one.cells for one in paper.figures])]
     parts += [drawn_markdown(one) for one in paper.tables]
     return "\n".join(parts)
 
 
 def drawn_markdown(drawn: Drawn) -> str:
     """Return a table of its own as a page has it."""
-    return f"{drawn.title}:\n\n{as_markdown(drawn.headings, drawn.lines)}"
-
-
-def as_markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table in Markdown."""
-    lines = [headings, ["---"] * len(headings), *rows]
-    cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines]
-    return "".join(f"| {' | '.join(line)} |\n" for line in cells)
+    return f"{drawn.title}:\n\n{markdown_table(drawn.headings, drawn.lines)}"

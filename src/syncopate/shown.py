@@ -7,6 +7,7 @@ rate, ``share`` a part of one. So one list of rows serves the table, the noteboo
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from html import escape
 from importlib import import_module
 from typing import Any, Protocol
@@ -85,6 +86,20 @@ class Shown:
         except ImportError:
             raise SyncopateError("to_pandas() needs pandas: pip install pandas") from None
         return pandas.DataFrame(self.frame())
+
+
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown, with a line break at its end.
+
+    Example:
+        >>> print(markdown_table(("name", "size"), [("a", "1")]), end="")
+        | name | size |
+        | --- | --- |
+        | a | 1 |
+    """
+    lines = [heads, ["---"] * len(heads), *rows]
+    cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines]
+    return "".join(f"| {' | '.join(line)} |\n" for line in cells)
 
 
 def _written(rows: list[Row]) -> tuple[list[str], list[list[str]], tuple[str, ...]]:

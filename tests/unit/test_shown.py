@@ -9,7 +9,7 @@ import pytest
 
 from syncopate.errors import SyncopateError
 from syncopate.planning.planner import make_plan
-from syncopate.shown import PRINTED, Shown
+from syncopate.shown import PRINTED, Shown, markdown_table
 from syncopate.simulation import simulate
 from tests.unit import examples
 
@@ -87,3 +87,8 @@ def test_artefacts_are_a_line_and_a_table(monkeypatch):
     assert spans[0]["end_s"] == timeline.spans[0].end_s
     (forward,) = [row for row in timeline.rows() if row["lane"] == "forward"]
     assert forward["mean_s"] == pytest.approx(2 * workload.forward_s)
+
+
+def test_a_table_in_markdown_has_a_line_for_each_row_and_no_bars_in_its_cells():
+    text = markdown_table(("a", "b"), [("x\ny", "1|2"), ("", "-")])
+    assert text == "| a | b |\n| --- | --- |\n| x y | 1\\|2 |\n|  | - |\n"

@@ -27,12 +27,14 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, ClassVar, NamedTuple, overload
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from syncopate.analysis.evidence.noise import quantile
 from syncopate.analysis.phases import Phases
+from syncopate.artifacts.columns import Columns
 from syncopate.errors import InvalidValueError
 
 
@@ -60,8 +62,8 @@ class Message(NamedTuple):
     nbytes: int = 0
 
 
-class Messages(Sequence[Message]):
-    """Messages as columns, 34 bytes each: a :class:`Message` is made when it is asked for.
+class Messages(Columns[Message]):
+    """Messages as columns, 34 bytes each.
 
     Args:
         texts: names of nodes.
@@ -80,13 +82,13 @@ class Messages(Sequence[Message]):
     }
     """Field of a message -> the type of its column."""
 
-    _MADE_AT_ONCE = 4096
+    node: NDArray[np.int32]
+    iteration: NDArray[np.int32]
 
     def __init__(self, texts: Sequence[str], columns: Mapping[str, Any]) -> None:
         self.texts = tuple(texts)
-        self.columns = {
-            field: np.asarray(columns[field], dtype) for field, dtype in self.DTYPES.items()
-        }
+        for field, dtype in self.DTYPES.items():
+            setattr(self, field, np.asarray(columns[field], dtype))
 
     @classmethod
     def of(cls, messages: Iterable[Message]) -> Messages:
@@ -105,32 +107,16 @@ class Messages(Sequence[Message]):
             columns[field] = [texts[text] for text in columns[field]]
         return cls(tuple(texts), columns)
 
-    def take(self, rows: NDArray[Any] | slice) -> Messages:
+    def take(self, rows: NDArray[Any]) -> Messages:
         """Return the messages of some rows: their numbers, or True where one is wanted."""
-        return Messages(self.texts, {field: of[rows] for field, of in self.columns.items()})
+        return Messages(self.texts, {field: getattr(self, field)[rows] for field in self.DTYPES})
 
-    def __len__(self) -> int:
-        return len(self.columns["node"])
-
-    @overload
-    def __getitem__(self, at: int) -> Message: ...
-
-    @overload
-    def __getitem__(self, at: slice) -> Messages: ...
-
-    def __getitem__(self, at: int | slice) -> Message | Messages:
-        if isinstance(at, slice):
-            return self.take(at)
-        place = range(len(self))[at]
-        return next(iter(self.take(slice(place, place + 1))))
-
-    def __iter__(self) -> Iterator[Message]:
-        for first in range(0, len(self), self._MADE_AT_ONCE):
-            part = slice(first, first + self._MADE_AT_ONCE)
-            values = {field: of[part].tolist() for field, of in self.columns.items()}
-            for field in ("node", "peer"):
-                values[field] = [self.texts[place] for place in values[field]]
-            yield from map(Message._make, zip(*values.values(), strict=True))
+    def made(self, rows: slice) -> Iterator[Message]:
+        """Yield messages one by one."""
+        values = self.values(rows)
+        for field in ("node", "peer"):
+            values[field] = [self.texts[place] for place in values[field]]
+        yield from map(Message._make, zip(*values.values(), strict=True))
 
 
 class Overhead(NamedTuple):
@@ -188,7 +174,7 @@ def distribution(values: Sequence[float]) -> Distribution:
     mean = statistics.fmean(values)
     deviation = statistics.pstdev(values, mean)
     ordered = sorted(values)
-    at = (_percentile(ordered, share) for share in (0.0, 0.05, 0.5, 0.95, 1.0))
+    at = (quantile(ordered, share) for share in (0.0, 0.05, 0.5, 0.95, 1.0))
     return Distribution(len(values), mean, deviation, *at)
 
 
@@ -288,13 +274,6 @@ def _of_server(
     return found
 
 
-def _percentile(ordered: Sequence[float], share: float) -> float:
-    place = share * (len(ordered) - 1)
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
-
-
 def _by_iteration(
     messages: Iterable[Message], role: str, first: int = -sys.maxsize
 ) -> Iterator[tuple[str, Iterator[tuple[int, Sequence[Message]]]]]:
@@ -303,7 +282,7 @@ def _by_iteration(
     The messages of an iteration alone are made when it comes: a long trace has millions.
     """
     packed = Messages.of(messages)
-    nodes, numbers = packed.columns["node"], packed.columns["iteration"]
+    nodes, numbers = packed.node, packed.iteration
     for name, place in sorted((text, place) for place, text in enumerate(packed.texts)):
         if name.startswith(role):
             rows = np.flatnonzero((nodes == place) & (numbers >= first))
@@ -312,7 +291,7 @@ def _by_iteration(
 
 
 def _iterations(messages: Messages, rows: NDArray[Any]) -> Iterator[tuple[int, Sequence[Message]]]:
-    numbers = messages.columns["iteration"]
+    numbers = messages.iteration
     rows = rows[np.argsort(numbers[rows], kind="stable")]
     for mine in np.split(rows, np.flatnonzero(np.diff(numbers[rows])) + 1):
         yield int(numbers[mine[0]]), list(messages.take(mine))

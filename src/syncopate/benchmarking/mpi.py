@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from itertools import pairwise
 from typing import Any
 
 import torch
 
 from syncopate.benchmarking.sweep import MPI_NEEDED, Sweep
 from syncopate.collectives.communicator import Communicator
+from syncopate.collectives.shards import lengths
 from syncopate.errors import CalibrationError, InvalidValueError
 from syncopate.schedules.base import chunk_offsets
 from syncopate.schedules.conditions import conditions
@@ -106,8 +106,8 @@ class MpiPeer:
     def _all_gather(self, tensor: torch.Tensor) -> None:
         view = tensor.view(torch.uint8).numpy()
         width = tensor.element_size()
-        offsets = [offset * width for offset in chunk_offsets(tensor.numel(), self._comm.size)]
-        counts = [end - begin for begin, end in pairwise(offsets)]
+        offsets = tuple(n * width for n in chunk_offsets(tensor.numel(), self._comm.size))
+        counts = lengths(offsets)
         if len(set(counts)) == 1:
             self._comm.Allgather(self._mpi.IN_PLACE, [view, counts[0], self._type])
         else:
@@ -117,7 +117,7 @@ class MpiPeer:
     def _reduce_scatter(self, tensor: torch.Tensor) -> None:
         # In place MPI leaves a shard at the buffer's beginning, so it has to be copied either way.
         offsets = chunk_offsets(tensor.numel(), self._comm.size)
-        counts = [end - begin for begin, end in pairwise(offsets)]
+        counts = lengths(offsets)
         rank = self._comm.rank
         total = torch.empty(counts[rank], dtype=tensor.dtype)
         shard = self._buffer(total)

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from syncopate.cli.common.console import progress_bar, show
+from syncopate.cli.common.console import note, progress_bar, show
 from syncopate.cli.common.options import grouped
-from syncopate.cli.common.timelines import Table, note, read_recorded, table_options
+from syncopate.cli.common.timelines import read_recorded, table_options
 from syncopate.errors import InvalidValueError
+from syncopate.runs.defaults import LAST, Table
 
 if TYPE_CHECKING:
     from syncopate.runs.analyze import Analyzed
@@ -37,7 +38,7 @@ def analyze(
     ] = False,
     last: Annotated[
         int, typer.Option(help="A run: how many iterations to look at, the last ones.")
-    ] = 200,
+    ] = LAST,
     json: Annotated[bool, typer.Option("--json", help="Print all values as JSON.")] = False,
 ) -> None:
     """Say what iterations spent their time on: computation, communication, and waiting.

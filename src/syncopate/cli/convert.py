@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 import syncopate
-from syncopate.cli.common.console import progress_bar, say_written
+from syncopate.cli.common.console import note, progress_bar, say_written
 from syncopate.cli.common.machines import Sources, sources
 from syncopate.cli.common.options import grouped
-from syncopate.cli.common.timelines import Table, note, read_recorded, table_options
+from syncopate.cli.common.timelines import read_recorded, table_options
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.output import STANDARD_OUTPUT, is_standard_output, write_output
+from syncopate.runs.defaults import Table
 from syncopate.units import parse_seconds
 
 if TYPE_CHECKING:
@@ -232,7 +233,7 @@ def _from_logs(given: Sources, beside: Beside) -> Cluster:
 def _served(given: tuple[Path, ...]) -> dict[str, bytes]:
     """Return the files of a parameter server's nodes, by their names below the output."""
     from syncopate.runs.reading import read_nodes
-    from syncopate.tracing.served.files import dlc_files
+    from syncopate.tracing.served.to_dlc import dlc_files
 
     with progress_bar("reading") as advance:
         run = read_nodes(*given, progress=advance)

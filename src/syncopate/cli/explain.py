@@ -14,8 +14,9 @@ from syncopate.artifacts.workload import Workload
 from syncopate.cli.common.console import show
 from syncopate.cli.common.machines import load_cluster
 from syncopate.cli.common.options import grouped
-from syncopate.cli.common.timelines import LAST, Table, read_recorded, table_options
+from syncopate.cli.common.timelines import read_recorded, table_options
 from syncopate.errors import InvalidValueError
+from syncopate.runs.defaults import LAST, Table
 
 
 @grouped(table=table_options)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from syncopate.cli.common.console import err, out, require_one_writer, say_written
+from syncopate.cli.common.console import out, remark, require_one_writer, say_written
 from syncopate.cli.common.topology import with_topology
 from syncopate.errors import InvalidValueError
 from syncopate.lab.topology import Topology
@@ -92,7 +92,7 @@ def run(
         report.save(json)
     say_written(cluster_out, json)
     style = "red" if outcome.exit_code else "dim"
-    _remark(f"lab of {topology.describe()}: {outcome.summary()}", style)
+    remark(f"lab of {topology.describe()}: {outcome.summary()}", style)
     raise typer.Exit(outcome.exit_code)
 
 
@@ -109,7 +109,7 @@ def up(*, topology: Topology) -> None:
 
     with Lab(topology, standing=True) as standing:
         out().print(standing.run_id)
-    _remark(
+    remark(
         f"{topology.describe()}; try `syncopate lab exec host0 -- bash`, end it with "
         f"`syncopate lab down {standing.run_id}`"
     )
@@ -168,7 +168,7 @@ def show() -> None:
     if table.row_count:
         out().print(table)
     else:
-        _remark("no labs")
+        remark("no labs")
 
 
 @lab.command()
@@ -191,7 +191,7 @@ def down(
     support.require()
     state = standing(lab_id)
     take_down(state.run_id, state.topology)
-    _remark(f"took down {state.run_id}")
+    remark(f"took down {state.run_id}")
 
 
 @lab.command()
@@ -206,7 +206,7 @@ def clean() -> None:
 
     support.require()
     removed = state.clean()
-    _remark(f"removed {', '.join(removed)}" if removed else "nothing to remove")
+    remark(f"removed {', '.join(removed)}" if removed else "nothing to remove")
 
 
 def _print_links(links: tuple[LinkCounter, ...], beside: Path | None) -> None:
@@ -219,7 +219,3 @@ def _print_links(links: tuple[LinkCounter, ...], beside: Path | None) -> None:
         sent, received = format_bytes(link.tx_bytes), format_bytes(link.rx_bytes)
         table.add_row(link.name, sent, str(link.tx_bytes), received, str(link.rx_bytes))
     out(beside).print(table)
-
-
-def _remark(text: str, style: str = "dim") -> None:
-    err().print(text, style=style, soft_wrap=True, markup=False)

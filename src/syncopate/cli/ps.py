@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from syncopate.cli.common.console import err, show
+from syncopate.cli.common.console import remark, show
 from syncopate.cli.common.options import grouped
 from syncopate.cli.common.ranks import take_ports
 from syncopate.errors import InvalidValueError
@@ -130,7 +130,7 @@ def scheduler(
         count = (
             f"{here['server']} of {job.servers} servers, {here['worker']} of {job.workers} workers"
         )
-        _remark(f"scheduler at {job.uri}:{job.port}: {count}{'' if complete else ', waiting'}")
+        remark(f"scheduler at {job.uri}:{job.port}: {count}{'' if complete else ', waiting'}")
 
     Scheduler(job, limits, state=state).run(show)
 
@@ -225,15 +225,15 @@ def local(
         servers=servers, workers=workers, key=key, name=name, on_worker_loss=loss
     ).require_valid()
     running = LocalJob(job, command, state=state, restarts=restarts)
-    _remark(
+    remark(
         f"parameter server on this machine: {job.servers} servers, {job.workers} workers, "
         f"scheduler at port {running.job.port}"
     )
-    ended = running.run(_remark)
+    ended = running.run(remark)
     if ended.exit_code:
-        _remark(f"{ended.who} ended with exit code {ended.exit_code}; its last lines:", "red")
+        remark(f"{ended.who} ended with exit code {ended.exit_code}; its last lines:", "red")
         for line in ended.last_lines:
-            _remark(f"  {line}", "red")
+            remark(f"  {line}", "red")
     raise typer.Exit(ended.exit_code)
 
 
@@ -287,14 +287,10 @@ def make_key(
     from syncopate.paramserver.wire import security
 
     security.make_key(path)
-    _remark(f"wrote {path}")
+    remark(f"wrote {path}")
 
 
 def _job(role: str, given: dict[str, object]) -> Job:
     import msgspec
 
     return msgspec.structs.replace(job_from(os.environ, role), **given).require_valid()
-
-
-def _remark(text: str, style: str = "dim") -> None:
-    err().print(text, style=style, soft_wrap=True, markup=False)

@@ -13,8 +13,9 @@ from syncopate.artifacts.workload import Workload
 from syncopate.cli.common.console import progress_bar, say_written
 from syncopate.cli.common.machines import load_cluster
 from syncopate.cli.common.options import grouped
-from syncopate.cli.common.timelines import LAST, read_recorded
+from syncopate.cli.common.timelines import read_recorded
 from syncopate.errors import InvalidValueError
+from syncopate.runs.defaults import LAST
 
 
 class Known(NamedTuple):
@@ -98,7 +99,7 @@ def report(
     import syncopate
     from syncopate.reports.pages.page import require_html
 
-    require_html("jinja2")
+    require_html()
     read = read_recorded(*files, last=last, of_timelines=True)
     before = [read_recorded(path, last=last, of_timelines=True) for path in against or ()]
     with progress_bar("report") as advance:

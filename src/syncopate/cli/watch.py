@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from syncopate.cli.common.console import err, out, say_json, show
-from syncopate.cli.common.timelines import note
+from syncopate.cli.common.console import err, note, out, say_json, show
 from syncopate.errors import InvalidValueError
+from syncopate.runs.defaults import LAST_WATCHED
 
 if TYPE_CHECKING:
     from syncopate.runs.watch import Watch, Watched
-
-LAST = 20
-"""Iterations that are looked at, the last ones, unless others are asked for."""
 
 _SHARE = 0.2
 """Looking takes at most this part of the time of one processor."""
@@ -31,7 +28,7 @@ def watch(
     ],
     last: Annotated[
         int, typer.Option(help="How many iterations to look at, the last ones.")
-    ] = LAST,
+    ] = LAST_WATCHED,
     interval: Annotated[float, typer.Option(help="Seconds from one look to the next.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Print one table, and end.")] = False,
     json: Annotated[

@@ -118,7 +118,7 @@ def rows(buffer: torch.Tensor, bounds: Bounds, places: torch.Tensor | None = Non
         A new tensor of shape (p, length of the longest shard, ...).
     """
     matrix = empty_rows(buffer, bounds)
-    matrix[:, min(_lengths(bounds)) :].zero_()
+    matrix[:, min(lengths(bounds)) :].zero_()
     for start, stop, block in _runs(buffer, bounds):
         columns = matrix[:, : block.shape[1]]
         if places is None:
@@ -130,7 +130,7 @@ def rows(buffer: torch.Tensor, bounds: Bounds, places: torch.Tensor | None = Non
 
 def empty_rows(buffer: torch.Tensor, bounds: Bounds) -> torch.Tensor:
     """Return a matrix of the shape of :func:`rows`, with nothing in it yet."""
-    return buffer.new_empty((len(bounds) - 1, max(_lengths(bounds)), *buffer.shape[1:]))
+    return buffer.new_empty((len(bounds) - 1, max(lengths(bounds)), *buffer.shape[1:]))
 
 
 def fill(
@@ -153,7 +153,7 @@ def _runs(buffer: torch.Tensor, bounds: Bounds) -> Iterator[tuple[int, int, torc
         at most.
     """
     start = 0
-    for length, run in groupby(_lengths(bounds)):
+    for length, run in groupby(lengths(bounds)):
         stop = start + len(list(run))
         if length:
             part = buffer[bounds[start] : bounds[stop]]
@@ -161,5 +161,6 @@ def _runs(buffer: torch.Tensor, bounds: Bounds) -> Iterator[tuple[int, int, torc
         start = stop
 
 
-def _lengths(bounds: Bounds) -> list[int]:
+def lengths(bounds: Bounds) -> list[int]:
+    """Return how many elements each shard has."""
     return [end - begin for begin, end in pairwise(bounds)]

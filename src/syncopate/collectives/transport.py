@@ -35,7 +35,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from syncopate.collectives.health.blame import Kind
-from syncopate.collectives.health.notices import Store
+from syncopate.collectives.health.store_calls import RendezvousStore
 from syncopate.errors import CollectiveError
 from syncopate.ranks import BACKEND
 
@@ -338,18 +338,18 @@ def group_timeout_s(group: dist.ProcessGroup | None) -> float:
     return min(seconds, LONGEST_S) if seconds > 0 else LONGEST_S
 
 
-def group_store(group: dist.ProcessGroup, prefix: str, timeout_s: float) -> Store:
+def group_store(group: dist.ProcessGroup, prefix: str, timeout_s: float) -> RendezvousStore:
     """Return a store of the group's own, with its own connection and time limit.
 
     Its own connection, because a store client serves one call at a time and another thread may be
     blocked in one.
     """
-    return cast(Store, _job_store(f"{prefix}/{group.group_name}", timeout_s))
+    return cast(RendezvousStore, _job_store(f"{prefix}/{group.group_name}", timeout_s))
 
 
-def job_store() -> Store:
+def job_store() -> RendezvousStore:
     """Return the store that all ranks of this run share, and those of no other run."""
-    return cast(Store, _c10d.PrefixStore("syncopate/run", _default_store()))
+    return cast(RendezvousStore, _c10d.PrefixStore("syncopate/run", _default_store()))
 
 
 def store_address() -> tuple[str, int] | None:

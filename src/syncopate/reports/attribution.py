@@ -69,8 +69,7 @@ def _exposed(timeline: Timeline) -> RenderableType:
     rows = exposures(timeline).by_message()
     table = titled_table("exposed communication, mean over ranks and iterations")
     table.add_column("message", no_wrap=True)
-    for heading in ("size", "exposed", "waiting for\nthe slowest", "transferring"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_figures("size", "exposed", "waiting for\nthe slowest", "transferring")
     for lane, name, nbytes, waiting_s, moving_s in rows[:_SHOWN]:
         times = map(format_seconds, (waiting_s + moving_s, waiting_s, moving_s))
         table.add_row(f"{lane} {name}", format_bytes(nbytes), *times)
@@ -83,8 +82,7 @@ def _exposed(timeline: Timeline) -> RenderableType:
 def _bandwidths(timeline: Timeline) -> RenderableType:
     table = titled_table("bandwidth while something was transferring")
     table.add_column("collective", no_wrap=True)
-    for heading in ("bytes in an\niteration", "transferring", "algbw", "busbw"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_figures("bytes in an\niteration", "transferring", "algbw", "busbw")
     for one in bandwidths(timeline):
         table.add_row(
             one.collective,
@@ -101,8 +99,7 @@ def _stragglers(timeline: Timeline) -> RenderableType:
     if not found:
         return Text("no rank waits for another\n")
     table = titled_table("ranks that others wait for")
-    for heading in ("rank", "waited for, in\nan iteration", "share of\nall waiting"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_figures("rank", "waited for, in\nan iteration", "share of\nall waiting")
     table.add_column("more time than other ranks on", no_wrap=True)
     for one in found[:_SHOWN]:
         more = sorted(one.excess_s.items(), key=lambda item: -item[1])
@@ -122,8 +119,7 @@ def _path(segments: Sequence[Segment], iteration: int) -> RenderableType:
         groups[segment.rank, segment.kind] += segment.duration_s
     table = titled_table(f"critical path of iteration {iteration}, {format_seconds(total_s)}")
     table.add_column("what", no_wrap=True)
-    for heading in ("rank", "takes", "share"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_figures("rank", "takes", "share")
     rows = sorted(groups.items(), key=lambda item: -item[1])
     for (rank, kind), lasts_s in rows[:_SHOWN]:
         share = lasts_s / total_s if total_s > 0 else 0.0

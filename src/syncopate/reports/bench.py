@@ -20,7 +20,7 @@ from syncopate.artifacts.results.benchmark import (
     Series,
     Timing,
 )
-from syncopate.reports.tables import titled_table
+from syncopate.reports.tables import ReportTable, titled_table
 from syncopate.units import format_bytes, format_count, format_seconds
 
 PERCENTILES = (50, 95, 99)
@@ -87,14 +87,13 @@ def _head(benchmark: Benchmark) -> Text:
 def _fastest(benchmark: Benchmark) -> Table:
     """Return the contender with the least in-place p50 at each size, its busbw, and the next."""
     table = _table(f"{benchmark.collective}: the fastest in place, by p50")
-    table.add_column("size", justify="right", no_wrap=True)
+    table.add_figures("size")
     table.add_column("fastest", overflow="fold")
-    table.add_column("p50", justify="right", no_wrap=True)
-    table.add_column("busbw\nGB/s", justify="right", no_wrap=True)
+    table.add_figures("p50", "busbw\nGB/s")
     several = len(benchmark.series) > 1
     if several:
         table.add_column("next", overflow="fold")
-        table.add_column("takes", justify="right", no_wrap=True)
+        table.add_figures("takes")
     for index, point in enumerate(benchmark.series[0].points):
         times_s = {s.contender: s.points[index].in_place.percentile_s(50) for s in benchmark.series}
         first, *others = sorted(times_s, key=times_s.__getitem__)
@@ -133,14 +132,12 @@ def _against(benchmark: Benchmark, peer: Series) -> Text:
 
 def _bandwidths(benchmark: Benchmark, series: Series) -> Table:
     table = _table(f"{benchmark.collective} ({series.contender})")
-    table.add_column("size\nB", justify="right", no_wrap=True)
-    table.add_column("count", justify="right", no_wrap=True)
+    table.add_figures("size\nB", "count")
     table.add_column("dtype", no_wrap=True)
     table.add_column("redop", no_wrap=True)
-    table.add_column("root", justify="right", no_wrap=True)
+    table.add_figures("root")
     for place in ("out of place\n", "in place\n"):
-        for name in (f"{place}time us", "algbw\nGB/s", "busbw\nGB/s", "#wrong"):
-            table.add_column(name, justify="right", no_wrap=True)
+        table.add_figures(f"{place}time us", "algbw\nGB/s", "busbw\nGB/s", "#wrong")
     for point in series.points:
         table.add_row(
             str(point.nbytes),
@@ -167,15 +164,15 @@ def _cells(benchmark: Benchmark, nbytes: int, timing: Timing) -> list[str | Text
 
 def _percentiles(series: Series) -> Table:
     table = _table(f"{series.contender}: percentiles in us")
-    table.add_column("size\nB", justify="right", no_wrap=True)
+    table.add_figures("size\nB")
     runs = [algorithm_text(series.contender, point) for point in series.points]
     if any(runs):
         table.add_column("runs", no_wrap=True)
     for place in ("out of place\n", "in place\n"):
         for percent in PERCENTILES:
             head = place if percent == PERCENTILES[0] else "\n"
-            table.add_column(f"{head}p{percent}", justify="right", no_wrap=True)
-    table.add_column("samples", justify="right", no_wrap=True)
+            table.add_figures(f"{head}p{percent}")
+    table.add_figures("samples")
     for point, ran in zip(series.points, runs, strict=True):
         table.add_row(
             str(point.nbytes),
@@ -217,10 +214,9 @@ def _ratios(benchmark: Benchmark, peer: Series) -> Table:
     return table
 
 
-def _by_contender(title: str, series: Sequence[Series]) -> Table:
+def _by_contender(title: str, series: Sequence[Series]) -> ReportTable:
     table = _table(title)
-    for name in ("size\nB", *(_folded(one.contender) for one in series)):
-        table.add_column(name, justify="right", no_wrap=True)
+    table.add_figures("size\nB", *(_folded(one.contender) for one in series))
     return table
 
 
@@ -238,7 +234,7 @@ def _foot(benchmark: Benchmark) -> Text:
     return Text("every result verified, none wrong", style="dim")
 
 
-def _table(title: str) -> Table:
+def _table(title: str) -> ReportTable:
     table = titled_table(title)
     table.min_width = len(title) + 1  # a title is folded to its table's width
     return table

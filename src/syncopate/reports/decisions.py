@@ -16,7 +16,7 @@ from syncopate.artifacts.results.decision_table import (
     SizeRange,
 )
 from syncopate.recipe import AlgorithmOptions
-from syncopate.reports.rules.rules import sizes_text
+from syncopate.reports.rules.counterparts import sizes_text
 from syncopate.reports.tables import ReportTable
 from syncopate.units import format_bytes, format_count, format_seconds
 
@@ -81,10 +81,9 @@ def _table(decided: CollectiveDecisions) -> Table:
     told = any(options_text(each.chosen.options) for each in decided.ranges)
     for name in ("sizes", "algorithm", *(["options"] if told else [])):
         table.add_column(name, no_wrap=name == "sizes", overflow="fold")
-    table.add_column("expected", justify="right", no_wrap=True)
-    table.add_column("at", justify="right", no_wrap=True)
+    table.add_figures("expected", "at")
     table.add_column("next best", overflow="fold")
-    table.add_column("behind", justify="right", no_wrap=True)
+    table.add_figures("behind")
     for each in decided.ranges:
         runner = each.others[0] if each.others else None
         table.add_row(

@@ -22,8 +22,7 @@ def delays_report(plans: Sequence[Plan], chosen: Plan, limits: str) -> Renderabl
     """
     table = titled_table("weights pulled every k-th step, in the mean over k iterations")
     table.add_column("k", no_wrap=True)
-    for name in ("predicted", "exposed", "above\nbound"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table.add_figures("predicted", "exposed", "above\nbound")
     for plan in plans:
         marked = plan.delay == chosen.delay
         prediction = plan.prediction

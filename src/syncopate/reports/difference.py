@@ -31,8 +31,7 @@ def difference_report(before: Timeline, after: Timeline) -> RenderableType:
         lines.append(f"{timeline.name}, {timeline.source}: {timeline.world_size} ranks\n")
     table = titled_table("of an iteration, mean ± deviation over iterations; * beyond the spread")
     table.add_column("what", no_wrap=True)
-    for heading in ("a", "b", "b / a"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_figures("a", "b", "b / a")
     for change in found.changes:
         table.add_row(*cells(change), style="bold" if change.differs else None)
     return Group(lines, table, Text(f"{found.verdict}\n", style="bold"))

@@ -59,8 +59,7 @@ def phases_report(timeline: Timeline) -> RenderableType:
         f"communication {format_seconds(last.communication_s)}, {last.overlap_ratio:.0%} hidden",
     )
     table = titled_table(title)
-    for name in _COLUMNS:
-        table.add_column(name, justify="right", no_wrap=True)
+    table.add_figures(*_COLUMNS)
     for number, phase in zip(numbers, means, strict=True):
         _add(table, number, phase)
     return Group(lines, table)

@@ -84,8 +84,7 @@ def _iterations(found: Elsewhere) -> RenderableType:
     if len(rows) > _MOST_ROWS:
         title, rows = f"the last {_MOST_ROWS} of {len(rows)} iterations", rows[-_MOST_ROWS:]
     table = titled_table(title)
-    for name in ("iteration", "recorded", "there", "change"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table.add_figures("iteration", "recorded", "there", "change")
     for number, was_s, is_s in rows:
         times = map(format_seconds, (was_s, is_s))
         table.add_row(str(number), *times, _change(was_s, is_s))
@@ -95,8 +94,7 @@ def _iterations(found: Elsewhere) -> RenderableType:
 def _spent(before: Spent, after: Spent) -> RenderableType:
     table = titled_table("an iteration, mean over ranks")
     table.add_column("spent on")
-    for name in ("recorded", "there"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table.add_figures("recorded", "there")
     for what, field in _SPENT:
         table.add_row(what, *(format_seconds(getattr(one, field)) for one in (before, after)))
     return table

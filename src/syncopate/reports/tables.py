@@ -31,6 +31,11 @@ class ReportTable(Table):
         """Add a column; a heading is taken as it is."""
         super().add_column(escape(header) if isinstance(header, str) else header, *args, **how)
 
+    def add_figures(self, *headings: str) -> None:
+        """Add columns of figures, which stand to the right and are not folded."""
+        for heading in headings:
+            self.add_column(heading, justify="right", no_wrap=True)
+
     def add_row(
         self,
         *renderables: RenderableType | None,

@@ -19,7 +19,7 @@ from syncopate.artifacts.plan import Bucket, Plan, Prediction
 from syncopate.artifacts.results.benchmark import BUS_FACTORS
 from syncopate.artifacts.workload import Workload
 from syncopate.reports.decisions import options_text
-from syncopate.reports.tables import titled_table
+from syncopate.reports.tables import ReportTable, titled_table
 from syncopate.units import format_bytes, format_rate, format_seconds
 
 
@@ -289,8 +289,7 @@ def _tensors(bucket: Bucket) -> str:
     return first if count == 1 else f"{first} ... {bucket.tensors[-1]} ({count})"
 
 
-def _columns(table: Table, *left: str, right: Sequence[str] = ()) -> None:
+def _columns(table: ReportTable, *left: str, right: Sequence[str] = ()) -> None:
     for name in left:
         table.add_column(name, overflow="fold", no_wrap=name == "policy")
-    for name in right:
-        table.add_column(name, justify="right", no_wrap=True)
+    table.add_figures(*right)

@@ -87,10 +87,8 @@ def watch_report(run: Run) -> RenderableType:
     if not run.ranks and not run.nodes:
         return Text(watch_line(run))
     table = titled_table(f"{run.name}{f': plan {run.plan}' if run.plan else ''}")
-    table.add_column("rank", justify="right", no_wrap=True)
-    headings = ("iteration", "step", "exposed", "waiting for\nothers", "bytes", "busbw")
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_figures("rank", "iteration", "step", "exposed")
+    table.add_figures("waiting for\nothers", "bytes", "busbw")
     shown = sorted(run.ranks, key=lambda one: one.waiting_s)[:_SHOWN]  # others wait for the first
     for one in sorted(shown, key=lambda one: one.rank):
         table.add_row(
@@ -117,8 +115,7 @@ def watch_report(run: Run) -> RenderableType:
 def _nodes(nodes: Iterable[_Node]) -> RenderableType:
     table = titled_table("parameter server")
     table.add_column("node", no_wrap=True)
-    for heading in ("pushes/s", "pulls/s", "traffic", "updating"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_figures("pushes/s", "pulls/s", "traffic", "updating")
     for one in nodes:
         rates = f"{one.pushes_per_s:.4g}", f"{one.pulls_per_s:.4g}", format_rate(one.bytes_per_s)
         busy = f"{one.updating_share:.0%}" if one.node.startswith("s") else ""

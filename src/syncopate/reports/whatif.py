@@ -38,14 +38,11 @@ def whatif_report(found: WhatIf) -> RenderableType:
 def _points(found: WhatIf) -> Table:
     table = titled_table(f"{found.model}: the best plan, and DDP's buckets")
     varied = found.varied or ("nodes", "bandwidth")
-    for axis in varied:
-        table.add_column(heading(axis), no_wrap=True, justify="right")
-    names = ["iteration", "interval", f"best plan\n{found.unit}", "efficiency", "DDP\niteration"]
-    names += [f"DDP\n{found.unit}", "DDP\nefficiency", "bound"]
+    names = [*map(heading, varied), "iteration", "interval", f"best plan\n{found.unit}"]
+    names += ["efficiency", "DDP\niteration", f"DDP\n{found.unit}", "DDP\nefficiency", "bound"]
     if found.currency:
         names.append(f"epoch\n{found.currency}")
-    for name in names:
-        table.add_column(name, justify="right", no_wrap=True)
+    table.add_figures(*names)
     for point in found.points[:_MOST]:
         now = point.setting == found.base.setting
         table.add_row(*_row(found, point, varied), style="bold" if now else None)
@@ -107,8 +104,7 @@ def _changes(found: WhatIf) -> Table:
     today = PLANS[found.today if found.today in PLANS else BEST]
     table = titled_table(f"single changes from {today} on {where}")
     table.add_column("change", overflow="fold")
-    for name in ("throughput", "iteration", "efficiency"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table.add_figures("throughput", "iteration", "efficiency")
     table.add_column("asks for", no_wrap=True)
     for change in found.changes:
         table.add_row(

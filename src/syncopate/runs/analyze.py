@@ -22,7 +22,8 @@ from syncopate.output import Progress, part, say
 from syncopate.reports.attribution import timeline_json, timeline_report
 from syncopate.reports.round_trips import round_trips_json, round_trips_report
 from syncopate.reports.serving import serving_json, serving_report
-from syncopate.runs.reading import LAST, NO_TABLE, Source, Table, read
+from syncopate.runs.defaults import LAST, NO_TABLE, Table
+from syncopate.runs.reading import Source, read
 from syncopate.runs.served import computed_of, messages_in, messages_of
 from syncopate.shown import Row, Shown
 from syncopate.tracing import dlc

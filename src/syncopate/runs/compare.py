@@ -14,7 +14,8 @@ from syncopate.artifacts.timelines.round_trip import RoundTrip
 from syncopate.output import Progress
 from syncopate.reports.difference import difference_json, difference_report
 from syncopate.reports.round_trips import round_trips_difference, round_trips_json
-from syncopate.runs.reading import LAST, Source, read
+from syncopate.runs.defaults import LAST
+from syncopate.runs.reading import Source, read
 from syncopate.shown import Row, Shown
 
 _UNITS = {BYTES: "bytes", RATE: "bytes/s"}

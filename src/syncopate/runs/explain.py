@@ -24,7 +24,8 @@ from syncopate.reports.explanation import explanation_json, explanation_report, 
 from syncopate.reports.phases import ARRIVALS_ALONE, lateness_report
 from syncopate.reports.round_trips import round_trips_json, round_trips_report
 from syncopate.runs.best_plan import against_the_best
-from syncopate.runs.reading import LAST, NO_TABLE, Source, Table, latest, of_those_there, read
+from syncopate.runs.defaults import LAST, NO_TABLE, Table
+from syncopate.runs.reading import Source, latest, of_those_there, read
 from syncopate.shown import Row, Shown
 
 TOOL = "tool"

@@ -24,7 +24,8 @@ from syncopate.reports.pages.evidence import Evidence, Price, messages
 from syncopate.reports.pages.page import require_html
 from syncopate.reports.pages.run import run_page as page_of
 from syncopate.runs.best_plan import against_the_best, at_pace
-from syncopate.runs.reading import LAST, Source, latest, read
+from syncopate.runs.defaults import LAST
+from syncopate.runs.reading import Source, latest, read
 from syncopate.simulation import simulate
 
 _FRAME_PIXELS = 700
@@ -82,7 +83,7 @@ def report(
     Example:
         >>> syncopate.report("runs/a").save("report.html")  # doctest: +SKIP
     """
-    require_html("jinja2")
+    require_html()
     found = latest(read(*sources, last=last, progress=progress).of_ranks(), last)
     before = [latest(read(one, last=last).of_ranks(), last) for one in against]
     remarks = list(found.remarks)

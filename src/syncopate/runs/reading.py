@@ -15,22 +15,13 @@ from syncopate.artifacts.timeline import Timeline
 from syncopate.artifacts.timelines.round_trip import RoundTrip
 from syncopate.errors import ArtifactError, InvalidValueError
 from syncopate.output import Progress, say
+from syncopate.runs.defaults import LAST, NO_TABLE, Table
 from syncopate.runs.served import trips_of
 from syncopate.tracing import foreign
 from syncopate.tracing.run import PATTERN, Run, read_run
 
-LAST = 200
-"""Iterations of a run that are read, the last ones, unless others are asked for."""
-
-
 _MANY = 1 << 18
 """Spans of ranks that do the same, above which some of these ranks are looked at alone."""
-
-
-Table = tuple[str, str]
-"""What a table calls our columns, and our kinds; see ``docs/other_tools.md``."""
-
-NO_TABLE = ("", "")
 
 
 class Recorded(NamedTuple):

@@ -25,14 +25,12 @@ from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.output import Progress, say
 from syncopate.planning.whatif.axes import seconds
 from syncopate.reports.replay import remarks, replay_json, replay_report
-from syncopate.runs.reading import NO_TABLE, Recorded, Source, Table, latest, read
+from syncopate.runs.defaults import LAST_REPLAYED, NO_TABLE, Table
+from syncopate.runs.reading import Recorded, Source, latest, read
 from syncopate.shown import Row, Shown
 from syncopate.tracing import dlc
 from syncopate.tracing.foreign import is_document, is_table
 from syncopate.units import format_seconds, parse_link
-
-LAST = 50
-"""Iterations that are played, the last ones, unless others are asked for."""
 
 _TIMES = "x"
 
@@ -106,7 +104,7 @@ def replay(
     servers: int | None = None,
     cluster: Cluster | str | os.PathLike[str] | None = None,
     recorded_servers: int | None = None,
-    last: int = LAST,
+    last: int = LAST_REPLAYED,
     table: Table = NO_TABLE,
     progress: Progress | None = None,
 ) -> Replayed:
@@ -151,7 +149,7 @@ def replay(
 
 def read_any(
     *sources: Source,
-    last: int = LAST,
+    last: int = LAST_REPLAYED,
     table: Table = NO_TABLE,
     progress: Progress | None = None,
 ) -> Recorded:

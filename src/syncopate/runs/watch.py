@@ -21,15 +21,13 @@ from syncopate.analysis.ranks.by_rank import RankFigures, by_rank
 from syncopate.artifacts.timeline import Timeline
 from syncopate.errors import ArtifactError, InvalidValueError, SyncopateError
 from syncopate.reports.watch import watch_line, watch_report
+from syncopate.runs.defaults import LAST_WATCHED
 from syncopate.runs.explain import explain
 from syncopate.runs.reading import Recorded, is_plain, read
 from syncopate.shown import Row, Shown
 from syncopate.tracing.follow import Follower
 from syncopate.tracing.foreign import recorded_paths
 from syncopate.tracing.run import Run
-
-LAST = 20
-"""Iterations that are looked at, the last ones, unless others are asked for."""
 
 _QUIET_S, _QUIET_STEPS = 10.0, 5
 """A run is quiet when no iteration came for longer than this, and than so many steps."""
@@ -127,7 +125,7 @@ class Watch:
         ArtifactError: it is no directory.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], last: int = LAST) -> None:
+    def __init__(self, directory: str | os.PathLike[str], last: int = LAST_WATCHED) -> None:
         if last < 1:
             raise InvalidValueError("last", last, "at least 1")
         self.directory = Path(directory)
@@ -224,7 +222,7 @@ class Watch:
         return time.time() - max((path.stat().st_mtime for path in paths), default=time.time())
 
 
-def watch(directory: str | os.PathLike[str], *, last: int = LAST) -> Watched:
+def watch(directory: str | os.PathLike[str], *, last: int = LAST_WATCHED) -> Watched:
     """Say what a run that goes on is like now: pace, waiting and bandwidth of each rank.
 
     Args:

@@ -27,7 +27,7 @@ from syncopate.costs.model.bound import (
 )
 from syncopate.costs.model.functions import Costs
 from syncopate.costs.model.training import beside_s, on_the_wire, plan_costs
-from syncopate.delay import GLU, Delay
+from syncopate.delay import Delay
 from syncopate.recipe import SERVERS, wire_share
 from syncopate.simulation.iteration import play_period
 from syncopate.simulation.traffic import Traffic, bytes_by_dtype, traffic_of
@@ -126,19 +126,9 @@ def _pulled_behind(
     return changed
 
 
-def delays(
-    plan: Plan,
-    workload: Workload,
-    cluster: Cluster,
-    local_update: str = GLU,
-    *,
-    costs: Costs | None = None,
-) -> tuple[Plan, ...]:
-    """Return ``plan`` with k = 1 .. ``MOST_STEPS`` and a local rule."""
-    return tuple(
-        with_delay(plan, Delay(k=k, local_update=local_update), workload, cluster, costs)
-        for k in range(1, MOST_STEPS + 1)
-    )
+def delays(plan: Plan, workload: Workload, cluster: Cluster) -> tuple[Plan, ...]:
+    """Return ``plan`` with k = 1 .. ``MOST_STEPS`` and the usual local rule."""
+    return tuple(with_delay(plan, Delay(k=k), workload, cluster) for k in range(1, MOST_STEPS + 1))
 
 
 def proposed(plans: Sequence[Plan]) -> Plan:

@@ -1,4 +1,4 @@
-"""Clocks: by how much the ranks' clocks differ, for timelines of several hosts."""
+"""Offsets: by how much the ranks' clocks differ, for timelines of several hosts."""
 
 from __future__ import annotations
 

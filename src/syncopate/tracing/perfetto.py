@@ -26,7 +26,9 @@ from syncopate.output import write_output
 from syncopate.units import format_count
 
 _COMMUNICATION = ("push", "pull")
-_Event = dict[str, Any]
+
+Event = dict[str, Any]
+"""One event of the format."""
 
 
 def to_perfetto(
@@ -61,13 +63,13 @@ def to_perfetto(
     return msgspec.json.encode(document) + b"\n"
 
 
-def save_perfetto(timeline: Timeline, path: str | os.PathLike[str], *, flows: bool = True) -> Path:
+def save_perfetto(timeline: Timeline, path: str | os.PathLike[str]) -> Path:
     """Write ``timeline`` as Chrome JSON; return the path.
 
     Raises:
         ArtifactError: the file cannot be written.
     """
-    return write_output(path, to_perfetto(timeline, flows=flows))
+    return write_output(path, to_perfetto(timeline))
 
 
 class _Placed(NamedTuple):
@@ -84,11 +86,37 @@ _Threads = dict[tuple[int, int], tuple[str, list[_Placed]]]
 def _place(spans: Iterable[Span]) -> list[_Placed]:
     spans = list(spans)
     origin_s = min((span.start_s for span in spans), default=0.0)
-    return [_Placed(_ns(s.start_s - origin_s), _ns(s.end_s - origin_s), s) for s in spans]
+    return [
+        _Placed(nanoseconds(s.start_s - origin_s), nanoseconds(s.end_s - origin_s), s)
+        for s in spans
+    ]
 
 
-def _ns(seconds: float) -> int:
+def nanoseconds(seconds: float) -> int:
+    """Return a duration in whole nanoseconds."""
     return round(seconds * 1e9)
+
+
+def process(pid: int, name: str) -> Iterator[Event]:
+    """Yield what names a process; processes stand in the order of their numbers."""
+    yield _meta("process_name", pid, {"name": name})
+    yield _meta("process_sort_index", pid, {"sort_index": pid})
+
+
+def thread(pid: int, tid: int, name: str) -> Iterator[Event]:
+    """Yield what names a thread of a process."""
+    yield _meta("thread_name", pid, {"name": name}, tid)
+    yield _meta("thread_sort_index", pid, {"sort_index": tid}, tid)
+
+
+def arrow(source: Event, target: Event) -> Iterator[Event]:
+    """Yield an arrow between two places in threads, which have its number as their ``id``."""
+    yield source | {"ph": "s"}
+    yield target | {"ph": "f", "bp": "e"}
+
+
+def _meta(name: str, pid: int, args: Event, tid: int = 0) -> Event:
+    return {"ph": "M", "name": name, "pid": pid, "tid": tid, "args": args}
 
 
 def _threads(placed: Iterable[_Placed]) -> _Threads:
@@ -129,10 +157,7 @@ def _rows(placed: Iterable[_Placed]) -> list[list[_Placed]]:
     return rows
 
 
-def _names(timeline: Timeline, threads: _Threads) -> Iterator[_Event]:
-    def meta(name: str, pid: int, args: _Event, tid: int = 0) -> _Event:
-        return {"ph": "M", "name": name, "pid": pid, "tid": tid, "args": args}
-
+def _names(timeline: Timeline, threads: _Threads) -> Iterator[Event]:
     like = {one.rank: one.all.tolist() for one in timeline.alike}
     elsewhere = {other for rank, ranks in like.items() for other in ranks if other != rank}
     for rank in range(timeline.world_size):
@@ -140,16 +165,14 @@ def _names(timeline: Timeline, threads: _Threads) -> Iterator[_Event]:
             continue
         others = len(like.get(rank, [rank])) - 1
         beside = f" and {format_count(others, 'other')} like it" if others else ""
-        yield meta("process_name", rank, {"name": f"rank {rank}{beside}"})
-        yield meta("process_sort_index", rank, {"sort_index": rank})
+        yield from process(rank, f"rank {rank}{beside}")
     for (rank, tid), (name, _) in threads.items():
-        yield meta("thread_name", rank, {"name": name}, tid)
-        yield meta("thread_sort_index", rank, {"sort_index": tid}, tid)
+        yield from thread(rank, tid, name)
 
 
-def _complete(placed: _Placed, pid: int, tid: int) -> _Event:
+def _complete(placed: _Placed, pid: int, tid: int) -> Event:
     span = placed.span
-    args: _Event = {"iteration": span.iteration}
+    args: Event = {"iteration": span.iteration}
     if span.lane in _COMMUNICATION:
         args |= {"bytes": span.nbytes, "channel": span.channel}
     if span.detail:
@@ -166,7 +189,7 @@ def _complete(placed: _Placed, pid: int, tid: int) -> _Event:
     }
 
 
-def _under_way(world_size: int, threads: _Threads) -> Iterator[_Event]:
+def _under_way(world_size: int, threads: _Threads) -> Iterator[Event]:
     """Yield each rank's counter of the bytes of the messages it takes part in at a time."""
     changes: list[dict[int, int]] = [defaultdict(int) for _ in range(world_size)]
     for (rank, _), (_, placed) in threads.items():
@@ -178,11 +201,11 @@ def _under_way(world_size: int, threads: _Threads) -> Iterator[_Event]:
         nbytes = 0
         for moment, change in sorted(own.items()):
             nbytes += change
-            event: _Event = {"ph": "C", "name": "bytes under way", "pid": rank, "tid": 0}
+            event: Event = {"ph": "C", "name": "bytes under way", "pid": rank, "tid": 0}
             yield event | {"ts": moment / 1000, "args": {"bytes": nbytes}}
 
 
-def _arrows(threads: _Threads) -> Iterator[_Event]:
+def _arrows(threads: _Threads) -> Iterator[Event]:
     """Join every collective's spans, found by iteration, name, lane and channel on all ranks."""
     collectives: dict[tuple[int, str, str, int], dict[int, tuple[int, int]]] = defaultdict(dict)
     for (rank, tid), (_, placed) in threads.items():
@@ -195,7 +218,10 @@ def _arrows(threads: _Threads) -> Iterator[_Event]:
         order = sorted((start, rank, tid) for rank, (start, tid) in ranks.items())
         for source, target in pairwise(order):
             identifier += 1
-            for phase, (start, rank, tid) in (("s", source), ("f", target)):
-                event: _Event = {"ph": phase, "name": name, "cat": f"{lane} flow"}
-                event |= {"id": identifier, "pid": rank, "tid": tid, "ts": start / 1000}
-                yield event | ({"bp": "e"} if phase == "f" else {})
+            event: Event = {"ph": "", "name": name, "cat": f"{lane} flow", "id": identifier}
+            yield from arrow(
+                *(
+                    event | {"pid": rank, "tid": tid, "ts": start / 1000}
+                    for start, rank, tid in (source, target)
+                )
+            )

@@ -12,6 +12,7 @@ multiples, and because an iteration that takes long does so on every rank.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -31,6 +32,9 @@ _LEAST_LIMIT_BYTES = 1 << 20
 
 UNUSUAL = 1.5
 """An iteration is unusual from this many times the median of its neighbours on."""
+
+IDLE = 4.0
+"""How much longer than it works a patient thinning rests."""
 
 _NEIGHBOURS = 101
 _LARGEST = 1 << 62
@@ -66,6 +70,25 @@ class Retention(NamedTuple):
         if nbytes > self.limit_bytes // 2 and nbytes > thinned_bytes * 3 // 2:
             return True
         return self.last is not None and fresh >= 2 * self.last and nbytes >= 2 * thinned_bytes
+
+
+class Pace:
+    """Leaves most of the time of one core to the training, which computes meanwhile.
+
+    Args:
+        patient: whether there is time for that; else it never rests.
+    """
+
+    def __init__(self, patient: bool) -> None:
+        self._patient = patient
+        self._began_s = time.perf_counter()
+
+    def rest(self) -> None:
+        """Sleep for :data:`IDLE` times as long as was worked since the last rest."""
+        took_s = time.perf_counter() - self._began_s
+        if self._patient and took_s > 1e-3:
+            time.sleep(took_s * IDLE)
+            self._began_s = time.perf_counter()
 
 
 def retention(

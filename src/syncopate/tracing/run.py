@@ -34,7 +34,7 @@ from syncopate.tracing.merge import ClockOffset, bounds_of_each, merge
 from syncopate.tracing.pauses import placed
 from syncopate.tracing.recorder import Records, spans_of
 from syncopate.tracing.served.read import NodeFile, Served, node_files, served_of
-from syncopate.tracing.served.spans import key_names, spans_of_workers
+from syncopate.tracing.served.workers import key_names, spans_of_workers
 from syncopate.tracing.trace_file import Written, read_trace, texts_of
 
 PATTERN = "rank-*.trace"

@@ -7,7 +7,6 @@ parameter server, whose rows belong to no iteration, the newest are kept.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,14 +16,12 @@ from numpy.typing import NDArray
 
 from syncopate.artifacts.timeline import LANES
 from syncopate.tracing.recorder import RECORD
-from syncopate.tracing.retention import Retention, kept
+from syncopate.tracing.retention import Pace, Retention, kept
 
 _NOWHERE = -1
 _COMPUTATION = [LANES.index(lane) for lane in ("forward", "backward", "update")]
 _BLOCK_BYTES = 1 << 16
 """What is kept is gathered into blocks of about this size."""
-_SHARE = 0.2
-"""Which part of the time a patient thinning takes of one core: the training computes meanwhile."""
 
 
 class Thinning:
@@ -39,8 +36,7 @@ class Thinning:
     def __init__(self, retention: Retention, *, of_rank: bool, patient: bool) -> None:
         self._retention = retention
         self._of_rank = of_rank
-        self._patient = patient
-        self._began_s = time.perf_counter()
+        self._pace = Pace(patient)
         self._sizes: list[int] = []
         # Iteration -> [begin, end of computation, bytes].
         self._seen: dict[int, list[float]] = {}
@@ -59,7 +55,7 @@ class Thinning:
         self._sizes.append(len(payload))
         if self._of_rank:
             self._learn(np.frombuffer(payload, RECORD))
-        self._rest()
+        self._pace.rest()
 
     def _learn(self, records: NDArray[np.void]) -> None:
         records = records[records["iteration"] != _NOWHERE]
@@ -106,7 +102,7 @@ class Thinning:
 
     def keep(self, is_note: bool, payload: bytes) -> Iterator[tuple[bool, bytes]]:
         """Yield the kept blocks that are known with this one."""
-        self._rest()
+        self._pace.rest()
         if is_note:
             yield from self._notes(payload)
             return
@@ -156,10 +152,3 @@ class Thinning:
         self._waiting = []
         if payload:
             yield False, payload
-
-    def _rest(self) -> None:
-        """Give the processor to the training for most of the time."""
-        took_s = time.perf_counter() - self._began_s
-        if self._patient and took_s > 1e-3:
-            time.sleep(took_s * (1 / _SHARE - 1))
-            self._began_s = time.perf_counter()

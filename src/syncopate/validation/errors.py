@@ -11,11 +11,11 @@ is counted leaving one out: each point is held to the interval of all the others
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from syncopate.analysis.evidence.noise import quantile
 from syncopate.errors import InvalidValueError
 from syncopate.validation.point import Point
 
@@ -64,7 +64,7 @@ def errors_of(points: Sequence[Point]) -> Errors:
     if not points:
         raise InvalidValueError("points", (), "at least one")
     sizes = sorted(abs(point.error) for point in points)
-    p90 = sizes[-1] if len(sizes) < 2 else _quantile(sizes, 0.9)
+    p90 = sizes[-1] if len(sizes) < 2 else quantile(sizes, 0.9)
     worst = max(points, key=lambda point: abs(point.error))
     return Errors(len(points), statistics.median(sizes), p90, worst)
 
@@ -99,11 +99,3 @@ def covered(points: Sequence[Point]) -> tuple[int, int] | None:
         for point, other in zip(points, others, strict=True)
     )
     return sum(whole.holds(point) for point in points), apart
-
-
-def _quantile(ascending: Sequence[float], part: float) -> float:
-    """Return the quantile of a sample, by chords between its values."""
-    at = part * (len(ascending) - 1)
-    below = math.floor(at)
-    above = min(below + 1, len(ascending) - 1)
-    return ascending[below] + (at - below) * (ascending[above] - ascending[below])

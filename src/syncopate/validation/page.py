@@ -12,6 +12,7 @@ from msgspec import structs
 
 from syncopate.artifacts.cluster import Interference
 from syncopate.artifacts.results.benchmark import percentile
+from syncopate.shown import markdown_table
 from syncopate.units import format_seconds
 from syncopate.validation.errors import (
     LEAST_POINTS,
@@ -71,7 +72,7 @@ def _otherwise(points: Sequence[Point]) -> str:
         _row("overlap is free", errors_of(gpu_points(Interference()))),
         _row("MG-WFBP merges by the costs here", errors_of(gpu_points(as_run=False))),
     )
-    return _table(("inputs", "points", "median", "90th percentile", "worst"), rows)
+    return markdown_table(("inputs", "points", "median", "90th percentile", "worst"), rows)
 
 
 def _summary(points: Sequence[Point]) -> str:
@@ -83,7 +84,7 @@ def _summary(points: Sequence[Point]) -> str:
         ("worst", f"{found.worst.error:+.1%}, {found.worst.name}"),
         *_interval(points),
     ]
-    return _table(("", "all"), rows)
+    return markdown_table(("", "all"), rows)
 
 
 def _interval(points: Sequence[Point]) -> Iterator[tuple[str, str]]:
@@ -103,7 +104,7 @@ def _interval(points: Sequence[Point]) -> Iterator[tuple[str, str]]:
 
 def _by(points: Sequence[Point], what: str, key: Callable[[Point], str]) -> str:
     rows = (_row(name, found) for name, found in errors_by(points, key).items())
-    return _table((what, "points", "median", "90th percentile", "worst"), rows)
+    return markdown_table((what, "points", "median", "90th percentile", "worst"), rows)
 
 
 def _row(name: str, found: Errors) -> tuple[str, ...]:
@@ -124,7 +125,7 @@ def _phases(points: Sequence[Point]) -> str:
         )
         middle = offs[len(offs) // 2]
         rows.append((name, str(len(offs)), f"{middle:+.1%}", f"{max(offs, key=abs):+.1%}"))
-    return _table(("phase", "points", "off, of the iteration, median", "worst"), rows)
+    return markdown_table(("phase", "points", "off, of the iteration, median", "worst"), rows)
 
 
 def _all(points: Sequence[Point]) -> str:
@@ -142,7 +143,7 @@ def _all(points: Sequence[Point]) -> str:
     )
     bound = ["links no limit"] if shared else []
     head = ("training", "predicted", *bound, "measured", "error", "exposed: predicted, measured")
-    return _table(head, rows)
+    return markdown_table(head, rows)
 
 
 def _alone(points: Sequence[Point]) -> str:
@@ -153,7 +154,7 @@ def _alone(points: Sequence[Point]) -> str:
         _row(f"with the processors' bound, which counts in {bound}", errors_of(points)),
         _row("predictions alone", errors_of(bare)),
     )
-    return _table(("", "points", "median", "90th percentile", "worst"), rows)
+    return markdown_table(("", "points", "median", "90th percentile", "worst"), rows)
 
 
 def _turns(points: Sequence[Point]) -> str:
@@ -166,7 +167,7 @@ def _turns(points: Sequence[Point]) -> str:
             p90 = percentile(offs, 90)
             rows.append((work, str(len(offs)), f"{percentile(offs, 50):.1%}", f"{p90:.1%}"))
     head = ("turns of one training, from their median", "turns", "median", "90th percentile")
-    return _table(head, rows) if rows else ""
+    return markdown_table(head, rows) if rows else ""
 
 
 def _exposed(phases: Iterable[Phase]) -> str:
@@ -178,8 +179,3 @@ def _exposed(phases: Iterable[Phase]) -> str:
 
 def _prose(name: str) -> str:
     return files("syncopate.validation").joinpath("data", f"{name}.md").read_text(encoding="utf-8")
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from syncopate.zoo.task import Task, seeded
+from syncopate.zoo.task import Task, seeded, token_loss
 
 WORDS, POSITIONS, KINDS = 30_522, 512, 2
 _EPSILON = 1e-12
@@ -89,11 +89,6 @@ def bert_large(batch_size: int = 8, *, length: int = 512, seed: int = 0) -> Task
             model=Bert(),
             inputs=torch.randint(WORDS, (batch_size, length)),
             targets=torch.randint(WORDS, (batch_size, length)),
-            loss_fn=word_loss,
+            loss_fn=token_loss,
             name="bert-large",
         )
-
-
-def word_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean cross-entropy of logits (N, T, words) and targets (N, T)."""
-    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())

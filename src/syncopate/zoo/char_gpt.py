@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from syncopate.errors import InvalidValueError
-from syncopate.zoo.task import Task, seeded
+from syncopate.zoo.task import Task, seeded, token_loss
 from syncopate.zoo.text import python_text
 
 _DEVIATION = 0.02
@@ -113,24 +113,16 @@ class CharGPT(nn.Module):
                 nn.init.zeros_(module.bias)
 
 
-def next_character_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean cross-entropy of logits (N, T, vocabulary) and targets (N, T)."""
-    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
-
-
-def char_gpt(batch_size: int = 8, *, context: int = 64, tied: bool = False, seed: int = 0) -> Task:
+def char_gpt(batch_size: int = 8, *, context: int = 64, seed: int = 0) -> Task:
     """Return the character GPT with a batch of :func:`python_text`; equal seeds give equal tasks.
 
     Args:
         batch_size: pieces of text in the batch.
         context: characters in a piece.
-        tied: whether embedding and head are one parameter.
         seed: of the weights and the choice of pieces.
     """
     text = python_text()
     inputs, targets = next(text.batches(batch_size, context, epoch=seed))
     with seeded(seed):
-        model = CharGPT(len(text.vocabulary), context=context, tied=tied)
-    return Task(
-        model=model, inputs=inputs, targets=targets, loss_fn=next_character_loss, name="char-gpt"
-    )
+        model = CharGPT(len(text.vocabulary), context=context)
+    return Task(model=model, inputs=inputs, targets=targets, loss_fn=token_loss, name="char-gpt")

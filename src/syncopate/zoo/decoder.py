@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from syncopate.zoo.bert import word_loss
-from syncopate.zoo.task import Task, seeded
+from syncopate.zoo.task import Task, seeded, token_loss
 
 WORDS = 128_256
 _BASE = 500_000.0
@@ -137,6 +136,6 @@ def _decoder(name: str, shape: Shape, batch_size: int, length: int, seed: int) -
             model=Decoder(shape).to(torch.bfloat16),
             inputs=torch.randint(WORDS, (batch_size, length)),
             targets=torch.randint(WORDS, (batch_size, length)),
-            loss_fn=word_loss,
+            loss_fn=token_loss,
             name=name,
         )

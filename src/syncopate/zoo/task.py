@@ -107,6 +107,11 @@ def usual_loss(output: Any, targets: Tensor) -> Tensor:
     return functional.cross_entropy(output, targets)
 
 
+def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean cross-entropy of logits (N, T, vocabulary) and targets (N, T)."""
+    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
 def _loss_of(output: Any) -> Any:
     """Return the loss that an output holds, or the output."""
     if isinstance(output, Mapping):

@@ -15,10 +15,9 @@ from syncopate.runs.served import trips_of
 from syncopate.tracing import dlc
 from syncopate.tracing.capture import VARIABLE
 from syncopate.tracing.run import Run, read_run
-from syncopate.tracing.served.clocks import pairs
-from syncopate.tracing.served.files import dlc_files
+from syncopate.tracing.served.node_offsets import pairs
 from syncopate.tracing.served.rows import Wired
-from syncopate.tracing.served.to_dlc import dlc_traces
+from syncopate.tracing.served.to_dlc import dlc_files, dlc_traces
 from tests.children import environment
 
 LIMIT_S = 200.0

@@ -119,7 +119,7 @@ def test_columns_of_messages_say_the_same_as_the_messages():
     assert list(packed) == messages
     assert (packed[-1], list(packed[3:9:2])) == (messages[-1], messages[3:9:2])
     assert [type(value) for value in packed[0]] == [type(value) for value in messages[0]]
-    assert sum(column.itemsize for column in packed.columns.values()) < 40
+    assert sum(getattr(packed, field).itemsize for field in packed.DTYPES) < 40
     assert [one.iteration for one in served_phases(packed)] == [0, 1, 2]
     assert overheads(packed)[:3] == tuple(("wait", "w0", at, 1.0, -1, "") for at in range(3))
     assert len(Messages.of([])) == len(overheads([])) == 0

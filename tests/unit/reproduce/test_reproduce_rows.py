@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 import papers
-from figures.rows import Drawn, Figure, Given, Paper, as_markdown, markdown, show
+from figures.rows import Drawn, Figure, Given, Paper, markdown, show
 from syncopate.errors import ArtifactError
 
 
@@ -50,7 +50,6 @@ def test_a_paper_in_markdown() -> None:
     assert "| α | 5 us | assumed |\n" in text
     assert "| Fig. 1 | a \\| b | 1.00x | 2.00x | - | +100.0% |  |\n" in text
     assert text.endswith("A curve:\n\n| p | ms |\n| --- | --- |\n| 2 | 3.0 |\n")
-    assert as_markdown(("a",), [("x\ny",)]) == "| a |\n| --- |\n| x y |\n"
 
 
 def test_a_paper_on_a_terminal() -> None:

@@ -17,12 +17,11 @@ from syncopate.tracing.dlc.records import INITIAL, Dependency
 from syncopate.tracing.perfetto import to_perfetto
 from syncopate.tracing.recorder import Event, Recorder
 from syncopate.tracing.run import read_run
-from syncopate.tracing.served.clocks import pairs
-from syncopate.tracing.served.files import dlc_files
+from syncopate.tracing.served.node_offsets import pairs
 from syncopate.tracing.served.perfetto import Shown, served_events
 from syncopate.tracing.served.read import node_files, served_of
 from syncopate.tracing.served.rows import KINDS, ROW, RowQueue
-from syncopate.tracing.served.to_dlc import dlc_traces
+from syncopate.tracing.served.to_dlc import dlc_files, dlc_traces
 from syncopate.tracing.trace_file import Header, TraceWriter
 from tests.unit.tracing.served_cases import UPDATE_S, Job, Said
 

@@ -8,9 +8,10 @@ import torch
 from syncopate.cli.common.workloads import MODELS
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.profiling.ready import ASSUMES, workload_of
-from syncopate.zoo.bert import Bert, word_loss
+from syncopate.zoo.bert import Bert
 from syncopate.zoo.decoder import Decoder, Shape, rotated
 from syncopate.zoo.ready import READY, ready
+from syncopate.zoo.task import token_loss
 
 PARAMETERS = {
     "resnet50": 25_557_032,
@@ -73,7 +74,7 @@ def test_a_small_decoder_learns_and_sees_nothing_that_comes_later(tied):
     losses = []
     for _ in range(5):
         optimizer.zero_grad()
-        loss = word_loss(model(words), words)
+        loss = token_loss(model(words), words)
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
@@ -95,5 +96,5 @@ def test_a_small_bert_gives_a_logit_for_each_word_and_trains_all_it_has():
     words = torch.randint(100, (2, 5))
     logits = model(words)
     assert logits.shape == (2, 5, 30_522)
-    word_loss(logits, words).backward()
+    token_loss(logits, words).backward()
     assert all(p.grad is not None for p in model.parameters())

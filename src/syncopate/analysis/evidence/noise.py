@@ -24,6 +24,14 @@ _SAME, _FEW = 0.75, 0.25
 _OFTEN, _HALF, _LITTLE = 3, 0.5, 0.25
 
 
+def quantile(ascending: Sequence[float], share: float) -> float:
+    """Return the value below which a share of values lies, by chords between them."""
+    at = share * (len(ascending) - 1)
+    below = int(at)
+    above = min(below + 1, len(ascending) - 1)
+    return ascending[below] + (at - below) * (ascending[above] - ascending[below])
+
+
 def spread_s(values_s: Sequence[float] | Times) -> float:
     """Return the spread of values; 0 of fewer than two."""
     if len(values_s) < 2:

@@ -1,7 +1,6 @@
 """Spans: stretches of ranks' time, one by one or many as columns.
 
-A timeline of a long training has millions. As columns one takes 69 bytes, and figures are taken of
-all at once; one by one each is an object of several hundred.
+A timeline of a long training has millions. As columns one takes 69 bytes.
 """
 
 from __future__ import annotations
@@ -10,13 +9,14 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from operator import attrgetter
-from typing import Any, ClassVar, cast, overload
+from typing import Any, ClassVar, cast
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from syncopate.artifacts.artifact import Record
+from syncopate.artifacts.columns import Columns
 from syncopate.errors import InvalidValueError, UnknownNameError
 
 LANES: tuple[str, ...] = ("forward", "backward", "push", "update", "pull", "wait")
@@ -37,9 +37,6 @@ Such a span may lie within a span of computation, which then lasted longer by it
 _LANE = {lane: place for place, lane in enumerate(LANES)}
 FURTHEST_S = 1e18
 """Of a time from the origin of its clock: differences and sums of times stay numbers."""
-
-_MADE_AT_ONCE = 4096
-"""Spans that are made of columns in one go where all are asked for in turn."""
 
 Numbers = NDArray[np.int64]
 Times = NDArray[np.float64]
@@ -92,8 +89,8 @@ class Span(Record, frozen=True, kw_only=True, omit_defaults=True):
         return self.end_s - self.start_s
 
 
-class Spans(Sequence[Span]):
-    """Spans as columns: the sequence makes a :class:`Span` of a row when it is asked for.
+class Spans(Columns[Span]):
+    """Spans as columns.
 
     Args:
         texts: the table of texts.
@@ -280,31 +277,12 @@ class Spans(Sequence[Span]):
 
     # -- as a sequence ---------------------------------------------------------------------------
 
-    def __len__(self) -> int:
-        return len(self.lane)
-
-    @overload
-    def __getitem__(self, at: int) -> Span: ...
-
-    @overload
-    def __getitem__(self, at: slice) -> Spans: ...
-
-    def __getitem__(self, at: int | slice) -> Span | Spans:
-        if isinstance(at, slice):
-            return self.take(np.arange(len(self))[at])
-        place = range(len(self))[at]
-        return next(self._made(slice(place, place + 1)))
-
-    def __iter__(self) -> Iterator[Span]:
-        for first in range(0, len(self), _MADE_AT_ONCE):
-            yield from self._made(slice(first, first + _MADE_AT_ONCE))
-
-    def _made(self, rows: slice) -> Iterator[Span]:
-        columns = (getattr(self, field)[rows].tolist() for field in self.DTYPES)
+    def made(self, rows: slice) -> Iterator[Span]:
+        """Yield spans one by one."""
         for (
             name, lane, rank, start_s, end_s, iteration, channel, nbytes,
             detail, launched_s, ready_s,
-        ) in zip(*columns, strict=True):  # fmt: skip
+        ) in zip(*self.values(rows).values(), strict=True):  # fmt: skip
             yield Span(
                 name=self.texts[name],
                 lane=LANES[lane],
@@ -319,25 +297,15 @@ class Spans(Sequence[Span]):
                 ready_s=None if math.isnan(ready_s) else ready_s,
             )
 
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, Spans):
-            return len(self) == len(other) and all(
-                one == two for one, two in zip(self, other, strict=True)
-            )
-        return isinstance(other, tuple) and tuple(self) == other
-
-    __hash__ = None  # type: ignore[assignment]
-
     def __repr__(self) -> str:
         return f"Spans({len(self)} of ranks {sorted(set(self.rank.tolist()))})"
 
     def json_blocks(self) -> Iterator[bytes]:
         """Yield what a JSON array of the spans holds, a span in each line, many at a time."""
         encoder = msgspec.json.Encoder()
-        for first in range(0, len(self), _MADE_AT_ONCE):
-            made = list(self._made(slice(first, first + _MADE_AT_ONCE)))
-            lines = encoder.encode_lines(made).removesuffix(b"\n")
-            yield (b",\n  " if first else b"\n  ") + lines.replace(b"\n", b",\n  ")
+        for rows in self.slices():
+            lines = encoder.encode_lines(list(self.made(rows))).removesuffix(b"\n")
+            yield (b",\n  " if rows.start else b"\n  ") + lines.replace(b"\n", b",\n  ")
 
 
 def coded(columns: Sequence[NDArray[Any]]) -> Numbers:

@@ -107,6 +107,21 @@ def err() -> Console:
     )
 
 
+def remark(text: str, style: str = "dim") -> None:
+    """Print a text as it is on standard error."""
+    err().print(text, style=style, soft_wrap=True, markup=False)
+
+
+def note(text: str) -> None:
+    """Remark what a result does not know."""
+    remark(f"note: {text}", "yellow")
+
+
+def warn(text: str) -> None:
+    """Remark what speaks against a result."""
+    remark(f"warning: {text}", "yellow")
+
+
 def say_json(text: bytes) -> None:
     """Print JSON on standard output, always as UTF-8."""
     line = text if text.endswith(b"\n") else text + b"\n"
@@ -122,7 +137,7 @@ def say_written(*paths: Path | None) -> None:
     told = f"wrote {' and '.join(map(str, files))}"
     if made:
         told += f", in the new folder{'s' * (len(made) > 1)} {' and '.join(map(str, made))}"
-    err().print(told, style="dim", soft_wrap=True, markup=False)
+    remark(told)
 
 
 def require_one_writer(json: bool, *outputs: tuple[str, Path | None]) -> None:

@@ -11,7 +11,7 @@ from syncopate.artifacts.cluster import NETWORKS, Cluster
 from syncopate.artifacts.disturbed import doubts
 from syncopate.artifacts.overlap import OVERLAP, TCP, assuming_overlap
 from syncopate.artifacts.workload import TIMES, Workload
-from syncopate.cli.common.console import err
+from syncopate.cli.common.console import note, warn
 from syncopate.cli.common.options import items
 from syncopate.errors import ArtifactError, InvalidValueError, UnknownNameError
 from syncopate.units import parse_rate
@@ -231,7 +231,7 @@ def load_cluster(path: Path) -> Cluster:
     except (InvalidValueError, UnknownNameError) as error:
         raise ArtifactError(path, str(error), "$.curves") from None
     for doubt in doubts(cluster):
-        err().print(f"warning: {path}: {doubt}", style="yellow", soft_wrap=True, markup=False)
+        warn(f"{path}: {doubt}")
     return cluster
 
 
@@ -243,22 +243,17 @@ def say_unlike(workload: Workload, cluster: Cluster) -> None:
     """
     for what, metadata in ((TIMES, workload.metadata), (OVERLAP, cluster.metadata)):
         if what in metadata:
-            err().print(
-                f"note: {what}: {metadata[what]}", style="yellow", soft_wrap=True, markup=False
-            )
+            note(f"{what}: {metadata[what]}")
     profiled = workload.metadata.get("ranks_per_host", "")
     if workload.metadata.get("device") != "cpu" or not profiled.isdecimal():
         return
     ranks = cluster.ranks_per_host
     if int(profiled) < ranks:
-        err().print(
-            f"warning: {workload.model} was profiled on {profiled} rank"
+        warn(
+            f"{workload.model} was profiled on {profiled} rank"
             f"{'s' * (profiled != '1')} of a host, and {cluster.name} has {ranks} on each; they "
             "share its processors, so computation will take longer than predicted here. Profile as "
-            f"many at once: syncopate profile ... --local {ranks}, or under torchrun",
-            style="yellow",
-            soft_wrap=True,
-            markup=False,
+            f"many at once: syncopate profile ... --local {ranks}, or under torchrun"
         )
 
 

@@ -16,14 +16,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Annotated, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from syncopate import ports
 from syncopate.cli.common import launcher
-from syncopate.cli.common.console import is_leader
+from syncopate.cli.common.console import EndedError, ended_by_sigterm, is_leader
 from syncopate.errors import (
     CollectiveError,
     InvalidValueError,
@@ -180,7 +179,7 @@ def start_local(world_size: int, arguments: Sequence[str]) -> int:
     Returns:
         0, or the exit code of the rank that failed first; 130 after an interrupt.
     """
-    with tempfile.TemporaryDirectory(prefix="syncopate-") as folder, _ended_by_sigterm():
+    with tempfile.TemporaryDirectory(prefix="syncopate-") as folder, ended_by_sigterm():
         ranks: list[subprocess.Popen[bytes]] = []
         grace_s = _INTERRUPTED_GRACE_S
         try:
@@ -188,6 +187,8 @@ def start_local(world_size: int, arguments: Sequence[str]) -> int:
                 ranks.append(_start(rank, world_size, arguments, folder))
             failed = _wait(ranks)
             grace_s = _GRACE_S
+        except EndedError as ended:
+            return ended.exit_code
         except KeyboardInterrupt:
             return 130
         finally:
@@ -321,20 +322,6 @@ def _end(ranks: Sequence[subprocess.Popen[bytes]], grace_s: float) -> None:
                 rank.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 break
-
-
-@contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM unwind the stack, so that no rank outlives the process that started it."""
-
-    def unwind(number: int, frame: FrameType | None) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, unwind)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _ending(code: int) -> str:

@@ -7,18 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from syncopate.cli.common.console import err, progress_bar
+from syncopate.cli.common.console import note, progress_bar
+from syncopate.runs.defaults import LAST, NO_TABLE, Table
 
 if TYPE_CHECKING:
     from syncopate.runs.reading import Recorded
-
-LAST = 200
-"""Iterations of a run that are read, the last ones, unless others are asked for."""
-
-Table = tuple[str, str]
-"""What options say of a table: what it calls our columns, and our kinds."""
-
-NO_TABLE = ("", "")
 
 
 def table_options(
@@ -66,8 +59,3 @@ def read_recorded(
     for text in found.remarks:
         note(text)
     return found
-
-
-def note(text: str) -> None:
-    """Remark something on standard error."""
-    err().print(f"note: {text}", style="yellow", soft_wrap=True, markup=False)

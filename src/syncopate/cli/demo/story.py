@@ -16,7 +16,7 @@ from syncopate.artifacts.plan import DECOUPLED, Plan
 from syncopate.artifacts.timeline import Timeline
 from syncopate.artifacts.workload import Workload
 from syncopate.calibration.calibrate import calibrate
-from syncopate.cli.common.console import err, out, progress_bar
+from syncopate.cli.common.console import note, out, progress_bar
 from syncopate.cli.demo import text
 from syncopate.cli.demo.measure import Contender, Contends, measure
 from syncopate.cli.demo.pace import Computation, at_pace
@@ -330,6 +330,6 @@ def _page(folder: Path, timeline: Timeline, known: tuple[Workload, Cluster, Plan
         except InvalidValueError:  # the machine's pace was quite another when it was profiled
             page = report(timeline, cluster=cluster)
     except SyncopateError as error:
-        err().print(f"note: no page: {error}", style="yellow", soft_wrap=True, markup=False)
+        note(f"no page: {error}")
         return None
     return page.save(folder / "report.html")

@@ -110,8 +110,7 @@ def compared(policies: Sequence[PolicyResult], pace: Pace) -> RenderableType:
     table = titled_table("an iteration, medians over turns")
     for name in ("training", "which is"):
         table.add_column(name, no_wrap=name == "training", overflow="fold")
-    for name in ("messages", "predicted", "measured", "error", "DDP's speed"):
-        table.add_column(name.replace(" ", "\n"), justify="right", no_wrap=True)
+    table.add_figures("messages", "predicted", "measured", "error", "DDP's\nspeed")
     for policy in policies:
         predicted_s, error = policy.paced_s, policy.error
         table.add_row(

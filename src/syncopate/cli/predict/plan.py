@@ -15,6 +15,7 @@ from syncopate.artifacts.plan import EXCHANGES, SERVED, SERVERLESS, SHARDED, Pla
 from syncopate.artifacts.workload import Workload
 from syncopate.cli.common.console import (
     ProgressFunction,
+    note,
     out,
     progress_bar,
     require_one_writer,
@@ -23,7 +24,6 @@ from syncopate.cli.common.console import (
 )
 from syncopate.cli.common.machines import machines_option, say_unlike
 from syncopate.cli.common.options import grouped
-from syncopate.cli.common.timelines import note
 from syncopate.cli.common.workloads import workload_option
 from syncopate.delay import Delay
 from syncopate.errors import InvalidValueError, UnknownNameError

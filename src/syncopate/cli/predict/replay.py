@@ -8,13 +8,11 @@ from typing import Annotated, Any
 import typer
 
 from syncopate.artifacts.cluster import NETWORKS
-from syncopate.cli.common.console import progress_bar, require_one_writer, say_written, show
+from syncopate.cli.common.console import note, progress_bar, require_one_writer, say_written, show
 from syncopate.cli.common.machines import load_cluster
 from syncopate.cli.common.options import grouped
-from syncopate.cli.common.timelines import Table, note, table_options
-
-LAST = 50
-"""Iterations that are played, the last ones, unless others are asked for."""
+from syncopate.cli.common.timelines import table_options
+from syncopate.runs.defaults import LAST_REPLAYED, Table
 
 
 def there_options(
@@ -72,7 +70,9 @@ def replay(
         int | None,
         typer.Option(help="How many parameter servers it had, where the run does not say it."),
     ] = None,
-    last: Annotated[int, typer.Option(help="How many iterations to play, the last ones.")] = LAST,
+    last: Annotated[int, typer.Option(help="How many iterations to play, the last ones.")] = (
+        LAST_REPLAYED
+    ),
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Where to write the timeline; - prints it."),

@@ -265,7 +265,7 @@ def whatif(
     if page is not None:
         from syncopate.reports.pages.page import require_html
 
-        require_html("jinja2")
+        require_html()
     found = trained(file, asked.samples)
     study = _study(found, base, machines | how, asked)
     code = _run(study)

@@ -10,13 +10,12 @@ the schedules are better.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import torch
 
 from syncopate.collectives.backend import calls
 from syncopate.collectives.backend.native import Native
-from syncopate.collectives.shards import Bounds, Form, bounds_of, lone_owner
+from syncopate.collectives.shards import Bounds, Form, bounds_of, lengths, lone_owner
 from syncopate.recipe import Recipe
 
 
@@ -59,7 +58,7 @@ class Narrow:
 
     def _collect(self, flat: torch.Tensor, share: torch.Tensor, cuts: Bounds, root: int) -> None:
         """Bring every rank's ``share`` of the sum into ``flat`` of ``root``."""
-        counts, nothing = _lengths(cuts), [0] * self._world_size
+        counts, nothing = lengths(cuts), [0] * self._world_size
         if self._rank != root:
             nothing[root] = share.numel()
             self._exchange(share, ([0] * self._world_size, nothing))
@@ -79,7 +78,7 @@ class Narrow:
             cuts: where the shares begin.
         """
         begin, end = cuts[self._rank : self._rank + 2]
-        outgoing, incoming = _lengths(cuts), [end - begin] * self._world_size
+        outgoing, incoming = lengths(cuts), [end - begin] * self._world_size
         outgoing[self._rank] = incoming[self._rank] = 0
         others = self._exchange(torch.cat((wire[:begin], wire[end:])), (incoming, outgoing))
         for row in others.view(self._world_size - 1, end - begin):
@@ -100,7 +99,3 @@ class Narrow:
         sizes = [count * size for count in counts[0]], [count * size for count in counts[1]]
         self._native.wait(calls.all_to_all(self._native.group, *raw, sizes), raw[0])
         return incoming
-
-
-def _lengths(cuts: Bounds) -> list[int]:
-    return [end - begin for begin, end in pairwise(cuts)]

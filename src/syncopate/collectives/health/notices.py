@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 
 from syncopate.analysis.evidence.links import Entry
 from syncopate.collectives.health.blame import Call, Notice, Verdict, blame
 from syncopate.collectives.health.keepalive import Meeting
+from syncopate.collectives.health.store_calls import RendezvousStore
 
 GRACE_S = 3.0
 """How long a rank that failed waits for the notices of the others, and for the keep-alive."""
@@ -31,25 +32,6 @@ GRACE_S = 3.0
 _POLL_S = 0.05
 _PLACES = 16
 _FAILED, _MEETING, _NETWORK, _VERDICT = "failed", "meeting", "network", "verdict"
-
-
-class Store(Protocol):
-    """What this module needs of a torch.distributed store."""
-
-    def set(self, key: str, value: str) -> None:
-        """Store ``value``."""
-
-    def get(self, key: str) -> bytes:
-        """Return the value, waiting for it."""
-
-    def check(self, keys: list[str]) -> bool:
-        """Say whether all ``keys`` are there."""
-
-    def add(self, key: str, amount: int) -> int:
-        """Add to a number that starts at 0; return the sum."""
-
-    def compare_set(self, key: str, expected: str, value: str) -> bytes:
-        """Store ``value`` if ``expected`` is there, or ``""`` and nothing; return what is there."""
 
 
 class Losses(NamedTuple):
@@ -76,7 +58,7 @@ class Notices:
         world_size: number of ranks.
     """
 
-    def __init__(self, store: Store, rank: int, world_size: int) -> None:
+    def __init__(self, store: RendezvousStore, rank: int, world_size: int) -> None:
         self._store = store
         self._rank = rank
         self.ranks = frozenset(range(world_size))

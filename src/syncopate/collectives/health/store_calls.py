@@ -1,4 +1,4 @@
-"""Store calls: calls to a store that may never answer.
+"""Store calls: calls to the rendezvous store, which may never answer.
 
 [Note: at the end of the process]
 A thread that comes back from C++ while the interpreter ends is ended by it in the midst of C++,
@@ -12,7 +12,7 @@ import atexit
 import threading
 import time
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 _Answer = TypeVar("_Answer")
 
@@ -21,6 +21,25 @@ _LAST_S = 1.0
 
 _under_way: set[threading.Thread] = set()
 _ending = threading.Event()
+
+
+class RendezvousStore(Protocol):
+    """A store of torch.distributed, as far as it is used here."""
+
+    def set(self, key: str, value: str) -> None:
+        """Store ``value``."""
+
+    def get(self, key: str) -> bytes:
+        """Return the value, waiting for it."""
+
+    def check(self, keys: list[str]) -> bool:
+        """Say whether all ``keys`` are there."""
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a number that starts at 0; return the sum."""
+
+    def compare_set(self, key: str, expected: str, value: str) -> bytes:
+        """Store ``value`` if ``expected`` is there, or ``""`` and nothing; return what is there."""
 
 
 class StoreCall(Generic[_Answer]):

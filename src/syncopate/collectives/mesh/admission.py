@@ -24,8 +24,9 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from syncopate.collectives.health.store_calls import RendezvousStore
 from syncopate.collectives.mesh import sockets
 
 HELLO_S = 3.0
@@ -45,13 +46,6 @@ _HEAD = struct.Struct(f"!{len(_MAGIC)}s{_RUN_BYTES}sIB")  # magic, run, rank, le
 _LONGEST = 255
 _ACCEPTED_AT_ONCE = 1024
 _log = logging.getLogger("syncopate")
-
-
-class Store(Protocol):
-    """What this module needs of a torch.distributed store."""
-
-    def compare_set(self, key: str, expected: str, value: str) -> bytes:
-        """Store ``value`` if ``expected`` is there, or ``""`` and nothing; return what is there."""
 
 
 class Secret:
@@ -94,7 +88,7 @@ class Secret:
         return hmac.digest(self._key, what + nonce + said, "sha256")
 
 
-def secret_of(store: Store) -> Secret:
+def secret_of(store: RendezvousStore) -> Secret:
     """Return the secret of the run that ``store`` belongs to; drawn here if no rank has done it."""
     key = store.compare_set("secret", "", secrets.token_hex(32))
     return Secret(bytes.fromhex(key.decode()))

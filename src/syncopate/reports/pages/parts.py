@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncopate.analysis.collectives import EXCHANGE, bandwidths
+from syncopate.analysis.evidence.noise import quantile
 from syncopate.analysis.exposure import exposures
 from syncopate.analysis.path import Segment, critical_path
 from syncopate.analysis.phases import mean, phases
@@ -235,7 +236,7 @@ def distributions(timeline: Timeline) -> dict[str, Any]:
 def _box(values_s: Sequence[float], longest_s: float) -> dict[str, Any]:
     """Return the least, the quartiles and the most of values, and where each of them stands."""
     ordered = sorted(values_s)
-    points = [_quantile(ordered, share) for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    points = [quantile(ordered, share) for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
     return {
         "at": [100 * value / longest_s if longest_s > 0 else 0.0 for value in points],
         "median": format_seconds(points[2]),
@@ -243,13 +244,6 @@ def _box(values_s: Sequence[float], longest_s: float) -> dict[str, Any]:
             *(format_seconds(points[i]) for i in (0, 4, 1, 3, 2))
         ),
     }
-
-
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    at = share * (len(ordered) - 1)
-    low = int(at)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (at - low) * (ordered[high] - ordered[low])
 
 
 def course(timeline: Timeline, what: Chosen) -> dict[str, Any]:

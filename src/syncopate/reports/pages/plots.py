@@ -5,7 +5,6 @@ Positions are percent of a plot's width and height, so that a page draws them at
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 
 from syncopate.artifacts.results.benchmark import BUS_FACTORS
 from syncopate.artifacts.timeline import Timeline
+from syncopate.reports.pages.axes import Axis, log_axis
 from syncopate.reports.pages.evidence import Evidence, Message, Price, alike, messages
 from syncopate.reports.pages.spans import iteration_bounds
 from syncopate.units import GIB, KIB, MIB, format_bytes, format_rate, format_seconds
@@ -41,7 +41,7 @@ def bandwidth(evidence: Evidence) -> dict[str, Any]:
     rates += [rate for line in lines.values() for _, rate in line] + ([link] if link else [])
     if not sizes or min(rates) <= 0:
         return {}
-    across, up = _Log(sizes, 2.0), _Log(rates, 10.0)
+    across, up = log_axis(sizes, 2.0), log_axis(rates, 10.0)
     return {
         "x": [{"at": across.at(v), "text": _short(v)} for v in across.marks(_powers_of_two)],
         "y": [
@@ -68,7 +68,7 @@ def bandwidth(evidence: Evidence) -> dict[str, Any]:
     }
 
 
-def _point(nbytes: int, rates: Sequence[float], across: _Log, up: _Log) -> dict[str, Any]:
+def _point(nbytes: int, rates: Sequence[float], across: Axis, up: Axis) -> dict[str, Any]:
     ordered = sorted(rates)
     quarter = len(ordered) // 4
     low, high = ordered[quarter], ordered[len(ordered) - 1 - quarter]
@@ -92,39 +92,6 @@ def _expected(prices: Iterable[Price], collective: str, size: int) -> list[tuple
 
 def _factor(collective: str, world_size: int) -> float:
     return BUS_FACTORS[collective](world_size) if collective in BUS_FACTORS else 1.0
-
-
-class _Log:
-    """A logarithmic axis over values, with some room at both ends.
-
-    Args:
-        values: positive.
-        room: factor that both ends stand off.
-    """
-
-    def __init__(self, values: Sequence[float], room: float) -> None:
-        self._low = math.log(min(values) / math.sqrt(room))
-        self._high = math.log(max(values) * math.sqrt(room))
-
-    @property
-    def decades(self) -> float:
-        """How often ten the ends are apart."""
-        return (self._high - self._low) / math.log(10)
-
-    def at(self, value: float) -> float:
-        """Return where a value stands, in percent."""
-        share = (math.log(value) - self._low) / (self._high - self._low)
-        return round(100 * min(max(share, 0.0), 1.0), 3)
-
-    def holds(self, value: float) -> bool:
-        """Return whether a value is on the axis."""
-        return self._low <= math.log(value) <= self._high
-
-    def marks(self, candidates: Sequence[float], most: int = 6) -> list[float]:
-        """Return some of the candidates on the axis, evenly thinned."""
-        there = [value for value in candidates if self.holds(value)]
-        step = max(math.ceil(len(there) / most), 1)
-        return there[::step]
 
 
 _powers_of_two = [float(2**power) for power in range(41)]

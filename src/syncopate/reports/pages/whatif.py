@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from syncopate.artifacts.results.whatif import AXES, PLANS, Outcome, Point, Setting, WhatIf
+from syncopate.reports.pages.axes import Axis
 from syncopate.reports.pages.page import render_page
 from syncopate.reports.whatif import ASKS, heading, interval, rate, value
 from syncopate.units import format_link, format_rate, format_seconds
@@ -39,27 +40,6 @@ _TICKS = 5
 _ROOM = 1.06
 _FEW_DECADES = 2.0
 _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
-
-
-class _Scale(NamedTuple):
-    """From values to percent of a plot.
-
-    Attributes:
-        low: at 0%.
-        high: at 100%.
-        is_log: whether it is logarithmic.
-    """
-
-    low: float
-    high: float
-    is_log: bool = False
-
-    def at(self, figure: float) -> float:
-        """Return where a value stands, in percent."""
-        low, high = self.low, self.high
-        if self.is_log:
-            figure, low, high = math.log(figure), math.log(low), math.log(high)
-        return round(100 * (figure - low) / (high - low), 3) if high > low else 50.0
 
 
 def whatif_page(found: WhatIf) -> str:
@@ -208,14 +188,14 @@ def _curves(found: WhatIf) -> dict[str, Any]:
         return {}
     points = [point for _, mine in shown for point in mine]
     xs = [float(getattr(point.setting, field)) for point in points]
-    across = _Scale(min(xs), max(xs), min(xs) > 0 and max(xs) > 4 * min(xs))
+    across = Axis(min(xs), max(xs), min(xs) > 0 and max(xs) > 4 * min(xs))
     tops = [one.high_throughput for point in points for one in (point.best, point.ddp)]
     tops += [_bound_rate(point.best) for point in points]
     least = min(one.low_throughput for point in points for one in (point.best, point.ddp))
     # Over a logarithmic axis, what grows in proportion is a straight line on another one.
     as_log = across.is_log and least > 0
-    up = _Scale(least / _ROOM if as_log else 0.0, _ROOM * max(tops), as_log)
-    whole = _Scale(0.0, 1.0)
+    up = Axis(least / _ROOM if as_log else 0.0, _ROOM * max(tops), as_log)
+    whole = Axis(0.0, 1.0)
     return {
         "over": heading(over),
         "more": len(chosen) - len(shown),
@@ -269,7 +249,7 @@ def _bound_rate(one: Outcome) -> float:
 def _plot(
     points: Sequence[Point],
     over: str,
-    scales: tuple[_Scale, _Scale],
+    scales: tuple[Axis, Axis],
     figures: Callable[[Outcome], _Figures],
     name: str,
 ) -> dict[str, Any]:
@@ -317,13 +297,13 @@ def _said(figure: float, is_share: bool) -> str:
     return f"{figure:.0%}" if is_share else rate(figure)
 
 
-def _ticks(up: _Scale) -> list[float]:
+def _ticks(up: Axis) -> list[float]:
     """Return a few round figures on an axis."""
     if up.is_log:
         decades = range(math.floor(math.log10(up.low)), math.ceil(math.log10(up.high)) + 1)
-        steps = (1, 2, 5) if math.log10(up.high / up.low) < _FEW_DECADES else (1,)
+        steps = (1, 2, 5) if up.decades < _FEW_DECADES else (1,)
         found = [step * 10.0**power for power in decades for step in steps]
-        return [tick for tick in found if up.low <= tick <= up.high]
+        return [tick for tick in found if up.holds(tick)]
     raw = up.high / _TICKS
     power = 10.0 ** math.floor(math.log10(raw)) if raw > 0 else 1.0
     step = next(one * power for one in (1, 2, 5, 10) if one * power >= raw)

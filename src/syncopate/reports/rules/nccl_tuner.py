@@ -17,7 +17,13 @@ from collections.abc import Iterable, Sequence
 
 from syncopate.artifacts.results.decision_table import DecisionTable
 from syncopate.errors import InvalidValueError, UnknownNameError
-from syncopate.reports.rules.rules import Counterparts, Restrict, Rule, RuleFile, rules_and_notes
+from syncopate.reports.rules.counterparts import (
+    Counterparts,
+    Restrict,
+    Rule,
+    RuleFile,
+    rules_and_notes,
+)
 from syncopate.units import format_count
 
 PROTOCOLS = ("ll", "ll128", "simple")

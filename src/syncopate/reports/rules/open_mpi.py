@@ -28,7 +28,13 @@ from itertools import groupby
 from typing import Any
 
 from syncopate.artifacts.results.decision_table import DecisionTable
-from syncopate.reports.rules.rules import Counterparts, Restrict, Rule, RuleFile, rules_and_notes
+from syncopate.reports.rules.counterparts import (
+    Counterparts,
+    Restrict,
+    Rule,
+    RuleFile,
+    rules_and_notes,
+)
 
 UNLIMITED = "inf"
 """How Open MPI writes that there is no limit."""

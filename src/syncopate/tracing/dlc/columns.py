@@ -1,19 +1,20 @@
 """Columns: the records of a trace, a row of numbers each.
 
-A long trace has millions. A row takes 85 bytes; as an object, a record takes several hundred. What
-a record waited for is a row's numbers too: which numbers stand before the names of the peers, and
-these names from a table, as nearly all records of a trace name the same peers.
+A row takes 85 bytes. What a record waited for is a row's numbers too: which numbers stand before
+the names of the peers, and these names from a table, as nearly all records of a trace name the same
+peers.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, overload
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from syncopate.artifacts.columns import Columns
 from syncopate.errors import InvalidValueError
 from syncopate.tracing.dlc.records import Dependency, Operation, Record, SetUp
 
@@ -21,8 +22,6 @@ OPERATIONS: tuple[Operation, ...] = tuple(Operation)
 """By their numbers in a column; from ``len(OPERATIONS)`` on, a number names a set-up record."""
 
 _DEPENDENCIES = tuple(Dependency)
-_MADE_AT_ONCE = 4096
-"""Records that are made of columns in one go where all are asked for in turn."""
 
 Numbers = NDArray[np.int64]
 
@@ -66,8 +65,8 @@ class Waited(NamedTuple):
         return cls(many, 0, names), 0, 0
 
 
-class Records(Sequence[Record | SetUp]):
-    """Records as columns: the sequence makes one of a row when it is asked for.
+class Records(Columns[Record | SetUp]):
+    """Records as columns.
 
     Args:
         texts: peers, and operations of set-up records.
@@ -170,27 +169,9 @@ class Records(Sequence[Record | SetUp]):
 
     # -- as a sequence ---------------------------------------------------------------------------
 
-    def __len__(self) -> int:
-        return len(self.id)
-
-    @overload
-    def __getitem__(self, at: int) -> Record | SetUp: ...
-
-    @overload
-    def __getitem__(self, at: slice) -> Records: ...
-
-    def __getitem__(self, at: int | slice) -> Record | SetUp | Records:
-        if isinstance(at, slice):
-            return self.take(np.arange(len(self))[at])
-        place = range(len(self))[at]
-        return next(self._made(slice(place, place + 1)))
-
-    def __iter__(self) -> Iterator[Record | SetUp]:
-        for first in range(0, len(self), _MADE_AT_ONCE):
-            yield from self._made(slice(first, first + _MADE_AT_ONCE))
-
-    def _made(self, rows: slice) -> Iterator[Record | SetUp]:
-        values = [getattr(self, field)[rows].tolist() for field in self.DTYPES]
+    def made(self, rows: slice) -> Iterator[Record | SetUp]:
+        """Yield records one by one."""
+        values = [*self.values(rows).values()]
         operations, (waited, keys, numbers) = values[5], values[-3:]
         names = (*OPERATIONS, *self.texts)
         waits = [self.waits[place] for place in waited]
@@ -206,15 +187,6 @@ class Records(Sequence[Record | SetUp]):
                 yield Record._make(row)
             else:
                 yield SetUp._make(row[:6])
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Records | tuple):
-            return NotImplemented
-        return len(self) == len(other) and all(
-            one == two for one, two in zip(self, other, strict=True)
-        )
-
-    __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         return f"Records({len(self)})"

@@ -8,14 +8,14 @@ ZeroMQ was given it, and where it was taken from there.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from syncopate.tracing.served.clocks import pairs
+from syncopate.tracing.perfetto import Event, arrow, nanoseconds, process, thread
+from syncopate.tracing.served.node_offsets import pairs
 from syncopate.tracing.served.read import Served
 from syncopate.tracing.served.rows import SCHEDULER, Wired
-from syncopate.tracing.served.spans import key_names
+from syncopate.tracing.served.workers import key_names
 
-_Event = dict[str, Any]
 _LANES = ("update", "search", "sent", "received")
 _FIRST_LANE = 1000
 """Behind the lanes that a rank has besides."""
@@ -41,7 +41,7 @@ class Shown(NamedTuple):
     since_s: float
 
 
-def served_events(served: Served, shown: Shown) -> Iterator[_Event]:
+def served_events(served: Served, shown: Shown) -> Iterator[Event]:
     """Yield the events of all nodes, in microseconds from where the timeline begins."""
     processes = {node: _process(node, served, shown) for node in served.messages}
     for node, pid in processes.items():
@@ -57,10 +57,10 @@ def served_events(served: Served, shown: Shown) -> Iterator[_Event]:
             yield from _slices(some, processes[node], lane, names, shown.origin_s)
     for work in served.work:
         if work.kind in _LANES and work.start_s >= shown.since_s:
-            start = _ns(work.start_s - shown.origin_s)
-            end = _ns(work.end_s - shown.origin_s)
+            start = nanoseconds(work.start_s - shown.origin_s)
+            end = nanoseconds(work.end_s - shown.origin_s)
             event = _slice(names.get(work.key, f"key {work.key}"), processes[work.node], work.kind)
-            args: _Event = {"key": work.key, "version": work.number}
+            args: Event = {"key": work.key, "version": work.number}
             args |= {"for": work.peer} if work.peer else {}
             yield event | {"ts": start / 1000, "dur": (end - start) / 1000, "args": args}
     yield from _arrows(list(seen.values()), processes, names, shown.origin_s)
@@ -75,19 +75,14 @@ def _process(node: str, served: Served, shown: Shown) -> int:
     return shown.ranks.get(node, shown.world_size + int(node[1:]))
 
 
-def _names(node: str, pid: int) -> Iterator[_Event]:
+def _names(node: str, pid: int) -> Iterator[Event]:
     roles = {"w": "worker", "s": "server"}
     name = SCHEDULER if node == SCHEDULER else f"{roles[node[0]]} {node[1:]}"
     if node[0] != "w":
-        yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
-        args = {"sort_index": pid}
-        yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": args}
+        yield from process(pid, name)
     for lane in _LANES if name.startswith("server") else ("sent", "received"):
-        tid = _tid(lane)
         said = f"messages {lane}" if lane in ("sent", "received") else lane
-        yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": said}}
-        args = {"sort_index": tid}
-        yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": args}
+        yield from thread(pid, _tid(lane), said)
 
 
 def _tid(lane: str) -> int:
@@ -96,11 +91,11 @@ def _tid(lane: str) -> int:
 
 def _slices(
     messages: Sequence[Wired], pid: int, lane: str, names: Mapping[int, str], origin_s: float
-) -> Iterator[_Event]:
-    starts = [_ns(m.time_s - origin_s) for m in messages]
+) -> Iterator[Event]:
+    starts = [nanoseconds(m.time_s - origin_s) for m in messages]
     ends = [*starts[1:], starts[-1] + _SLICE_NS] if starts else []
     for m, start, end in zip(messages, starts, ends, strict=True):
-        args: _Event = {"peer": m.peer, "bytes": m.nbytes}
+        args: Event = {"peer": m.peer, "bytes": m.nbytes}
         if m.key >= 0:
             args |= {"key": m.key, "number": m.number}
         if m.sends:
@@ -110,7 +105,7 @@ def _slices(
         yield _slice(_name(m, names), pid, lane) | {"ts": start / 1000, "dur": dur, "args": args}
 
 
-def _slice(name: str, pid: int, lane: str) -> _Event:
+def _slice(name: str, pid: int, lane: str) -> Event:
     return {"ph": "X", "name": name, "cat": lane, "pid": pid, "tid": _tid(lane)}
 
 
@@ -119,19 +114,16 @@ def _arrows(
     processes: Mapping[str, int],
     names: Mapping[int, str],
     origin_s: float,
-) -> Iterator[_Event]:
+) -> Iterator[Event]:
     """Join every message's two ends."""
     for number, (sent, came, _, _) in enumerate(pairs(seen)):
-        for m, phase, lane in ((sent, "s", "sent"), (came, "f", "received")):
+        ends = []
+        for m, lane in ((sent, "sent"), (came, "received")):
             event = _slice(_name(sent, names), processes[m.node], lane)
-            event |= {"ph": phase, "cat": "message flow", "id": _FIRST_ARROW + number}
-            event |= {"ts": _ns(m.time_s - origin_s) / 1000}
-            yield event | ({"bp": "e"} if phase == "f" else {})
+            event |= {"cat": "message flow", "id": _FIRST_ARROW + number}
+            ends.append(event | {"ts": nanoseconds(m.time_s - origin_s) / 1000})
+        yield from arrow(*ends)
 
 
 def _name(m: Wired, names: Mapping[int, str]) -> str:
     return f"{m.kind} {names.get(m.key, m.key)}" if m.key >= 0 else m.kind
-
-
-def _ns(seconds: float) -> int:
-    return round(seconds * 1e9)

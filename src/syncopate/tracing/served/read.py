@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from syncopate.errors import ArtifactError
 from syncopate.tracing.blocks import read_blocks
 from syncopate.tracing.merge import ClockOffset
-from syncopate.tracing.served.clocks import node_offsets
+from syncopate.tracing.served.node_offsets import node_offsets
 from syncopate.tracing.served.rows import (
     ASKED,
     NOBODY,

@@ -29,11 +29,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import NamedTuple
 
-from syncopate.tracing.dlc import Header, Node, Operation, Record, SetUp
+from syncopate.tracing.dlc import Header, Node, Operation, Record, SetUp, to_dlc
 from syncopate.tracing.dlc.records import INITIAL
 from syncopate.tracing.served.places import places
 from syncopate.tracing.served.read import Served
 from syncopate.tracing.served.rows import SCHEDULER, SERVER, WORKER, Wired
+
+KEYS = "keys.tsv"
+"""The file that says which slice a key is; the format has no place for it."""
 
 _SET_UP = ("Hello", "Welcome", "HelloWanted", "Declare")
 _WORKER = {
@@ -62,6 +65,29 @@ class NodeTrace(NamedTuple):
     header: Header
     records: tuple[Record | SetUp, ...]
     left_out: Counter[str]
+
+
+def dlc_files(served: Served) -> tuple[dict[str, bytes], tuple[str, ...]]:
+    """Return the files by their names, and what they leave out, a sentence for each node."""
+    traces = dlc_traces(served)
+    files = {
+        f"{name}.txt": "".join(to_dlc(one.header, one.records)).encode()
+        for name, one in traces.items()
+    }
+    why = "left out: the format has no place for them"
+    said = tuple(
+        f"{name}.txt: {', '.join(_counted(one.left_out))} {why}"
+        for name, one in traces.items()
+        if one.left_out
+    )
+    if not served.synchronous:
+        said = (*said, "servers answered each push by itself: analyze these with --asynchronous")
+    return files | {KEYS: keys_table(served).encode()}, said
+
+
+def _counted(left_out: Mapping[str, int]) -> Iterator[str]:
+    for kind, count in sorted(left_out.items()):
+        yield f"{count} {kind}"
 
 
 def dlc_traces(served: Served) -> dict[str, NodeTrace]:

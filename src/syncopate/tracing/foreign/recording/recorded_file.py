@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -31,7 +30,7 @@ from syncopate.tracing.foreign.recording.recorded import (
     line_of,
     set_by_ns,
 )
-from syncopate.tracing.retention import Retention, kept
+from syncopate.tracing.retention import Pace, Retention, kept
 
 T = TypeVar("T")
 
@@ -43,9 +42,6 @@ _LAUNCH_BYTES, _STEP_BYTES = 70, 250
 
 _GATHERED = 2000
 """Collectives and steps that a block has when a file is written anew."""
-
-_IDLE = 4.0
-"""How much longer than it works a patient thinning waits: the training computes meanwhile."""
 
 
 class RecordedWriter:
@@ -134,16 +130,13 @@ class RecordedWriter:
 
     def _walk(self, *, patient: bool) -> Iterator[Block]:
         """Yield the blocks of the file; patiently: leave most of the time to others."""
-        began_s = time.perf_counter()
+        pace = Pace(patient)
         with self.path.open("rb") as file:
             file.readline()
             for line in file:
                 if (block := block_in(line)) is not None:
                     yield block[1]
-                took_s = time.perf_counter() - began_s
-                if patient and took_s > 1e-3:
-                    time.sleep(took_s * _IDLE)
-                    began_s = time.perf_counter()
+                pace.rest()
 
     def _line(self, block: Block) -> bytes:
         return line_of(self._number, block, self._about)

@@ -1,4 +1,4 @@
-"""Rules: decisions in the words of another library, and what of them it has no words for.
+"""Counterparts: decisions in the words of another library, and what of them it has no words for.
 
 Another library has some of our algorithms and not others. Where the best of ours has a counterpart
 there, that is the rule. Where it has none, the best of those with a counterpart is, if there are at

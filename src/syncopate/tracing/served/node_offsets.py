@@ -1,4 +1,4 @@
-"""Clocks: by how much those of several hosts differ, by the messages between them.
+"""Node offsets: by how much clocks of several hosts differ, by the messages between them.
 
 No message is received before it is sent. So each one that goes from one clock to another bounds how
 far the second is behind the first, and messages both ways bound it from both sides; what two clocks

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from syncopate.reports.comparison import Comparison, comparison_table
+from figures.comparison import Comparison, comparison_table
 
 ITEM = Comparison("start-up", 90.0, 99.0, "{:.1f} us")
 

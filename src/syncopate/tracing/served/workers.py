@@ -1,4 +1,4 @@
-"""Spans: what workers did, by their messages alone.
+"""Workers: what workers did, by their messages alone.
 
 A push lasts from when it was sent until the server said that it has it, a pull from the request
 until the weights are there. Computation is what SketchDLC takes for it: from the last weights of
