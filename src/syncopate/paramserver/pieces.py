@@ -29,14 +29,23 @@ class Declared:
         layout: their slices.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], servers: int, slice_bytes: int) -> None:
-        """Cut ``tensors``, by name, for so many servers.
+    def __init__(
+        self,
+        tensors: Mapping[str, Tensor],
+        servers: int,
+        slice_bytes: int,
+        groups: Mapping[str, int],
+    ) -> None:
+        """Cut ``tensors``, by name, for so many servers; ``groups`` are those that are not 0.
 
         Raises:
             InvalidValueError: there is none.
             UnknownNameError: an element type that is not sent.
         """
-        specs = [TensorSpec(n, name_of(t.dtype), t.numel()) for n, t in tensors.items()]
+        specs = [
+            TensorSpec(name, name_of(each.dtype), each.numel(), groups.get(name, 0))
+            for name, each in tensors.items()
+        ]
         self.layout = Layout(specs, servers, slice_bytes)
         self._shapes = {name: (t.numel(), t.dtype) for name, t in tensors.items()}
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
 import torch
 from torch import Tensor
 
-from syncopate.errors import InvalidValueError
+from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.paramserver.driver import Handle, Pulled, Pushed, filling
 from syncopate.paramserver.job import Job, job_from
 from syncopate.paramserver.pieces import Declared, empty, filled
@@ -21,7 +21,7 @@ from syncopate.protocol.actions import Action
 from syncopate.protocol.bundle import Place
 from syncopate.protocol.limits import Limits
 from syncopate.protocol.piece import Slice
-from syncopate.protocol.rules import SGD, Adagrad, Adam, Rules
+from syncopate.protocol.rules import OptimizerRule, Rules
 from syncopate.protocol.slice import FIRST
 from syncopate.protocol.table import Table
 from syncopate.protocol.worker import WorkerMachine
@@ -64,6 +64,7 @@ class KVStore:
         self._limits = (limits or Limits()).require_valid()
         self._declared: Declared | None = None
         self._lr: float | None = None
+        self._rates: dict[str, float] = {}
         self._session = Session(job, self._limits)
         roster = self._session.roster
         self.rank = roster.rank
@@ -74,7 +75,7 @@ class KVStore:
     def init(
         self,
         tensors: Mapping[str, Tensor],
-        optimizer: SGD | Adam | Adagrad | None = None,
+        optimizer: OptimizerRule | Mapping[str, OptimizerRule] | None = None,
         state: States | None = None,
     ) -> None:
         """Give the servers worker 0's ``tensors``, and every worker the same values.
@@ -83,20 +84,29 @@ class KVStore:
 
         Args:
             tensors: by the name that push and pull call them; overwritten with worker 0's values.
-            optimizer: what the servers update by, instead of that of the rules.
+            optimizer: what the servers update by, instead of that of the rules. Or one for some
+                tensors each, by name; the others are updated by that of the rules.
             state: what that remembers of some tensors, as :meth:`state` returned it; worker 0's
                 counts.
 
         Raises:
             InvalidValueError: called twice, or there is none; or a value is out of its range.
-            UnknownNameError: an element type that is not sent.
+            UnknownNameError: an element type that is not sent, or an optimizer of no tensor.
             ParameterServerError: the workers do not agree on names, types or sizes.
         """
         if self._declared is not None:
             raise InvalidValueError("init", "called again", "called once")
-        if optimizer is not None:
-            self.rules = msgspec.structs.replace(self.rules, optimizer=optimizer).require_valid()
-        self._declared = Declared(tensors, self.num_servers, self._limits.slice_bytes)
+        rules, groups = self.rules, dict[str, int]()
+        if isinstance(optimizer, Mapping):
+            for name in optimizer:
+                if name not in tensors:
+                    raise UnknownNameError("tensor of an optimizer", name, tensors)
+            rules, groups = rules.grouped(optimizer)
+        elif optimizer is not None:
+            rules = msgspec.structs.replace(rules, optimizer=optimizer)
+        rules.require_valid()
+        self._declared = Declared(tensors, self.num_servers, self._limits.slice_bytes, groups)
+        self.rules = rules
         self._session.declare(self._declared.layout, self.rules)
         handles = []
         if self.rank == FIRST:
@@ -126,13 +136,18 @@ class KVStore:
             ParameterServerError: the job is over.
         """
         declared = self._ready(next(iter(tensors), ""))
-        slices = declared.slices(tensors)
+        rates, slices = dict[int, float | None](), list[Slice]()
+        for lr, some in self._by_rate(tensors):
+            alike = declared.slices(some)
+            rates |= dict.fromkeys((piece.key for piece in alike), lr)
+            slices += alike
         pieces = filled(declared.layout, slices, tensors)
         nbytes = sum(piece.nbytes for piece in slices)
-        handle, lr, session = self._session.handle(len(slices), nbytes), self._lr, self._session
+        handle, session = self._session.handle(len(slices), nbytes), self._session
 
         def push(machine: WorkerMachine, piece: Slice, place: Place) -> list[Action]:
             part, begin, end = place
+            lr = rates[piece.key]
             number, actions = machine.push(part.key, priority, lr, session.now_s())
             data = pieces[piece.key][begin:end]
             session.pending.pushes((part.key, number), Pushed(data, handle))
@@ -206,7 +221,7 @@ class KVStore:
         self,
         key: str,
         table: Tensor | Table,
-        optimizer: SGD | Adam | Adagrad | None = None,
+        optimizer: OptimizerRule | None = None,
         state: TableState | None = None,
     ) -> None:
         """Give the servers a table of rows, such as an embedding's.
@@ -232,7 +247,7 @@ class KVStore:
         Example:
             >>> store.init_rows("user", Table(rows=10**9, width=64))  # doctest: +SKIP
         """
-        rules = self.rules
+        rules = self.rules.of(0)
         if optimizer is not None:
             rules = msgspec.structs.replace(rules, optimizer=optimizer)
         whole, given = None, state
@@ -319,17 +334,30 @@ class KVStore:
         self._session.require_going()
         return self._tables.held(key)
 
-    def set_learning_rate(self, lr: float) -> None:
+    def set_learning_rate(self, lr: float, keys: Iterable[str] | None = None) -> None:
         """Let the servers use ``lr`` for every push from now on.
 
         In mode ``ssgd`` the learning rate of the lowest rank counts.
 
+        Args:
+            lr: the learning rate.
+            keys: of which tensors; all where left out.
+
         Raises:
             InvalidValueError: less than 0, or no number.
+            UnknownNameError: no such tensor.
         """
         if not lr >= 0:
             raise InvalidValueError("lr", lr, "at least 0")
-        self._lr = float(lr)
+        if keys is None:
+            self._lr = float(lr)
+            self._rates.clear()
+            return
+        some = list(keys)
+        declared = self._ready(next(iter(some), "of keys"))
+        for key in some:
+            declared.layout.of_tensor(key)
+        self._rates |= dict.fromkeys(some, float(lr))
 
     def close(self, timeout_s: float | None = None) -> None:
         """Wait until all pushes are over, and leave the job.
@@ -360,7 +388,8 @@ class KVStore:
     def _first(self, key: str, tensor: Tensor, state: Mapping[str, Tensor]) -> Handle:
         """Push the first value of a tensor, and what the optimizer remembers of it."""
         slices = self._ready(key).layout.of_tensor(key)
-        payloads = {p.key: with_state(p, tensor, state, self.rules.state) for p in slices}
+        known = self.rules.of(slices[0].group).state
+        payloads = {p.key: with_state(p, tensor, state, known) for p in slices}
         handle, session = self._session.handle(len(slices)), self._session
 
         def begin(machine: WorkerMachine, piece: Slice, _: Place) -> list[Action]:
@@ -371,6 +400,17 @@ class KVStore:
 
         self._session.submit(slices, begin, handle)
         return handle
+
+    def _by_rate(
+        self, tensors: Mapping[str, Tensor]
+    ) -> Iterable[tuple[float | None, Mapping[str, Tensor]]]:
+        """Return learning rates, each with the tensors that have it."""
+        if not self._rates or not tensors:
+            return [(self._lr, tensors)]
+        found: dict[float | None, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            found.setdefault(self._rates.get(name, self._lr), {})[name] = tensor
+        return found.items()
 
     def _ready(self, key: str) -> Declared:
         self._session.require_going()

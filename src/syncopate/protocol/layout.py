@@ -27,11 +27,19 @@ otherwise than the rest: so slices have no such ends where their tensor has none
 
 
 class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A tensor that the servers keep: its name, its element type and its elements."""
+    """A tensor that the servers keep.
+
+    Attributes:
+        name: of it.
+        dtype: of its elements.
+        numel: its elements.
+        group: whose rules update it.
+    """
 
     name: str
     dtype: str
     numel: int
+    group: int = 0
 
 
 class Layout:
@@ -128,12 +136,14 @@ def _cut(tensor: TensorSpec, slice_bytes: int, first_key: int) -> list[Slice]:
         raise UnknownNameError("dtype", tensor.dtype, DTYPE_BYTES, tensor.name)
     most = max(1, slice_bytes // dtype_bytes(tensor.dtype))
     unit = min(_UNIT, most)
+    whole = Slice(first_key, tensor.name, tensor.dtype, 0, tensor.numel, group=tensor.group)
     if tensor.numel <= most // unit * unit:
-        return [Slice(first_key, tensor.name, tensor.dtype, 0, tensor.numel)]
+        return [whole]
     blocks = -(-tensor.numel // unit)
     count = max(1, -(-blocks // (most // unit)))
     bounds = [min(blocks * part // count * unit, tensor.numel) for part in range(count + 1)]
+    replace = msgspec.structs.replace
     return [
-        Slice(first_key + part, tensor.name, tensor.dtype, bounds[part], end - bounds[part])
+        replace(whole, key=first_key + part, begin=bounds[part], numel=end - bounds[part])
         for part, end in enumerate(bounds[1:])
     ]

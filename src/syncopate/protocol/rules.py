@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from syncopate.errors import InvalidValueError, UnknownNameError
@@ -65,6 +67,10 @@ class Adagrad(Rule, frozen=True, tag="adagrad"):
     eps: float = 1e-10
 
 
+OptimizerRule = SGD | Adam | Adagrad
+"""What an update does."""
+
+
 class Compensation(Rule, frozen=True):
     """Adaptive delay compensation, DC-ASGD-a (Zheng et al., 2017, Section 4).
 
@@ -83,6 +89,8 @@ class Rules(Rule, frozen=True):
     Attributes:
         mode: one of :data:`MODES`.
         optimizer: what an update does.
+        groups: the same for tensors of the groups 1, 2 and so on; those of group 0 are updated by
+            ``optimizer``.
         staleness: in asynchronous modes, how many pushes of a slice a worker may be ahead of the
             slowest one; None: any number.
         on_worker_loss: one of :data:`ON_WORKER_LOSS`.
@@ -91,7 +99,8 @@ class Rules(Rule, frozen=True):
     """
 
     mode: str = SSGD
-    optimizer: SGD | Adam | Adagrad = SGD(lr=0.1)
+    optimizer: OptimizerRule = SGD(lr=0.1)
+    groups: tuple[OptimizerRule, ...] = ()
     staleness: int | None = None
     on_worker_loss: str = ABORT
     compensation: Compensation = Compensation()
@@ -102,9 +111,32 @@ class Rules(Rule, frozen=True):
         """Whether an update waits for the pushes of all workers."""
         return self.mode == SSGD
 
+    def of(self, group: int) -> Rules:
+        """Return the rules of the tensors of a group."""
+        if not self.groups:
+            return self
+        optimizer = self.groups[group - 1] if group else self.optimizer
+        return msgspec.structs.replace(self, optimizer=optimizer, groups=())
+
+    def grouped(self, optimizers: Mapping[str, OptimizerRule]) -> tuple[Rules, dict[str, int]]:
+        """Return these rules with a group for each other optimizer, and the groups of tensors.
+
+        Args:
+            optimizers: by name of the tensor; others are updated by ``optimizer``.
+
+        Returns:
+            The rules, the same for any order of the names, and the group of each name.
+        """
+        numbers = {self.optimizer: 0}
+        of = {
+            name: numbers.setdefault(optimizer, len(numbers))
+            for name, optimizer in sorted(optimizers.items())
+        }
+        return msgspec.structs.replace(self, groups=tuple(numbers)[1:]), of
+
     @property
     def state(self) -> tuple[str, ...]:
-        """The state of each slice on servers, by name.
+        """The state of each slice of group 0 on servers, by name.
 
         As many elements of the slice's type as it has; of ``steps`` one integer of 64 bits.
         """
@@ -129,14 +161,15 @@ class Rules(Rule, frozen=True):
         if self.staleness is not None and (self.synchronous or self.staleness < 0):
             rule = "None in mode 'ssgd', else None or at least 0"
             raise InvalidValueError("staleness", self.staleness, rule)
-        _require_optimizer(self.optimizer)
+        for optimizer in (self.optimizer, *self.groups):
+            _require_optimizer(optimizer)
         _require("window", self.window, 1)
         _require("lambda_0", self.compensation.lambda_0, 0.0)
         _require("decay", self.compensation.decay, 0.0, 1.0)
         return self
 
 
-def _require_optimizer(optimizer: SGD | Adam | Adagrad) -> None:
+def _require_optimizer(optimizer: OptimizerRule) -> None:
     _require("lr", optimizer.lr, 0.0)
     _require("weight_decay", optimizer.weight_decay, 0.0)
     if isinstance(optimizer, Adam):

@@ -263,7 +263,7 @@ class ServerMachine:
             raise Refusal(msg.MALFORMED, f"no pull of {spec.name}: that of a table says which rows")
         if isinstance(pull, msg.PullState):
             assert self.rules is not None
-            nbytes = spec.carried_bytes(self.rules.state)
+            nbytes = spec.carried_bytes(self.rules.of(spec.group).state)
         elif table is not None and isinstance(pull, msg.PullRows | msg.PullTable):
             what = f"{pull.count} rows"
             nbytes = pull.count * table.width * dtype_bytes(table.dtype)
@@ -299,10 +299,14 @@ class ServerMachine:
             if (declare.digest, declare.rules) == (self.digest, self.rules):
                 return []
             return [act.Fail(self._why_different(worker, declare), (worker,))]
+        groups = len(declare.rules.groups)
         for slice_ in declare.slices:
             if slice_.nbytes > self._limits.payload_bytes:
                 most = self._limits.payload_bytes
                 reason = f"a slice of {slice_.nbytes} bytes; at most {most} (payload_bytes)"
+                return [act.Fail(f"worker {worker} declared {reason}", (worker,))]
+            if slice_.group > groups:
+                reason = f"a slice of group {slice_.group}; the last one is {groups}"
                 return [act.Fail(f"worker {worker} declared {reason}", (worker,))]
         slices = self._complete(worker, declare)
         if slices is None:
@@ -368,10 +372,11 @@ class ServerMachine:
         self.digest, self.rules = digest, rules
         self._partition = Partition(bundles_of(slices), positions)
         alone = [spec for spec in slices if spec.key not in self._partition]
-        self._slices |= {
-            spec.key: SliceMachine(spec, rules, self._workers, positions.get(spec.key, Position()))
-            for spec in [*alone, *self._partition.parts.values()]
-        }
+        by_group = [rules.of(group) for group in range(len(rules.groups) + 1)]
+        for spec in [*alone, *self._partition.parts.values()]:
+            position = positions.get(spec.key, Position())
+            own = by_group[spec.group]
+            self._slices[spec.key] = SliceMachine(spec, own, self._workers, position)
 
     def _push(self, worker: int, slice_: SliceMachine, push: msg.Push, nbytes: int) -> list[Action]:
         before = slice_.position.applied

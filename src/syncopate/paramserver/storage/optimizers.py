@@ -16,7 +16,15 @@ from syncopate.paramserver.tensors import flat_bytes, joined, part_of, parted
 from syncopate.protocol.actions import Fill
 from syncopate.protocol.layout import Layout
 from syncopate.protocol.piece import Slice
-from syncopate.protocol.rules import MEAN_SQUARE, SGD, STEPS, Adagrad, Adam, Compensation
+from syncopate.protocol.rules import (
+    MEAN_SQUARE,
+    SGD,
+    STEPS,
+    Adagrad,
+    Adam,
+    Compensation,
+    OptimizerRule,
+)
 
 State = dict[str, Tensor]
 """What an optimizer remembers of one slice; empty at first."""
@@ -26,7 +34,7 @@ States = Mapping[str, Mapping[str, Tensor]]
 
 
 def step(
-    rule: SGD | Adam | Adagrad, lr: float | None, weights: Tensor, gradient: Tensor, state: State
+    rule: OptimizerRule, lr: float | None, weights: Tensor, gradient: Tensor, state: State
 ) -> None:
     """Update ``weights`` and ``state`` in place.
 

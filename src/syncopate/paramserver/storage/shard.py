@@ -49,7 +49,6 @@ class Shard:
     def __init__(self, rules: Rules, slices: Iterable[Slice]) -> None:
         """Hold ``slices``, without values yet."""
         self.changed: set[int] = set()
-        self._rules = rules
         self._specs: dict[int, Slice] = {}
         self._tables: dict[int, TableShare] = {}
         # Numbers of rows that workers wait for, by key and worker.
@@ -59,6 +58,7 @@ class Shard:
         self._staged: dict[tuple[int, int, int], Tensor] = {}
         self._weights: dict[int, Tensor] = {}
         self._states: dict[int, optimizers.State] = {}
+        self._rules: list[Rules] = []  # by group
         self._backups: dict[int, dict[int, Tensor]] = {}
         # Weights that ZeroMQ sends lie where they are: code that changes them has to know.
         self._sending: dict[int, list[zmq.MessageTracker]] = {}
@@ -66,7 +66,7 @@ class Shard:
 
     def keep(self, rules: Rules, slices: Iterable[Slice]) -> None:
         """Hold ``slices`` of tensors as well, updated by ``rules``."""
-        self._rules = rules
+        self._rules = [rules.of(group) for group in range(len(rules.groups) + 1)]
         specs = {spec.key: spec for spec in slices if spec.table is None}
         self._specs |= specs
         self._states |= {key: {} for key in specs}
@@ -183,12 +183,11 @@ class Shard:
         if count > 1:
             total.div_(count)
         weights = self._writable(key)
-        state = self._states[key]
+        state, rules = self._states[key], self._rules[self._specs[key].group]
         if action.compensate is not None:
             backup = self._backups[key].get(action.compensate, weights)
-            rule = self._rules.compensation
-            total = optimizers.compensate(rule, total, weights, backup, state)
-        optimizers.step(self._rules.optimizer, action.lr, weights, total, state)
+            total = optimizers.compensate(rules.compensation, total, weights, backup, state)
+        optimizers.step(rules.optimizer, action.lr, weights, total, state)
 
     def payload(
         self, key: int, backup_for: int | None, let_go: Callable[[], None] | None = None
@@ -216,8 +215,8 @@ class Shard:
         Returns:
             Names in the order of the payload, and a tracked frame.
         """
-        state = self._states[key]
-        names = tuple(name for name in self._rules.state if name in state)
+        state, rules = self._states[key], self._rules[self._specs[key].group]
+        names = tuple(name for name in rules.state if name in state)
         return names, frame_of(joined([self._weights[key], *(state[name] for name in names)]))
 
     def ask(self, action: Ask, frame: zmq.Frame) -> None:

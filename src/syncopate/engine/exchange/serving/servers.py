@@ -1,7 +1,7 @@
 """Servers: what a parameter server is told of a model and of its optimizer.
 
-Servers update by one rule: that of the only optimizer, whose groups are alike. The learning rate
-may change from step to step, as schedulers let it; it goes along with the gradients. Nothing else
+Servers update each weight by the rule of its group of the only optimizer. Learning rates may
+change from step to step, as schedulers let them; they go along with the gradients. Nothing else
 may. Tables of rows are updated by what trains them, each by a rule of its own.
 """
 
@@ -21,7 +21,7 @@ from syncopate.engine.exchange.groups import parameters_of
 from syncopate.engine.exchange.optimizers import updates_as
 from syncopate.engine.exchange.serving.tables import Embedded, Tables
 from syncopate.errors import EngineError, InvalidValueError, UnknownNameError
-from syncopate.protocol.rules import SGD, STEPS, Adagrad, Adam
+from syncopate.protocol.rules import SGD, STEPS, Adagrad, Adam, OptimizerRule
 from syncopate.protocol.table import require_rows
 
 _LR = "lr"
@@ -68,7 +68,7 @@ def _sparse_adam(group: Mapping[str, Any]) -> Adam:
     return Adam(lr=float(group[_LR]), betas=betas, eps=float(group["eps"]))
 
 
-_Rules = dict[type[torch.optim.Optimizer], Callable[[Mapping[str, Any]], SGD | Adam | Adagrad]]
+_Rules = dict[type[torch.optim.Optimizer], Callable[[Mapping[str, Any]], OptimizerRule]]
 
 _RULES: _Rules = {
     torch.optim.Adagrad: _adagrad,
@@ -89,7 +89,7 @@ _REFUSED = ("maximize", "amsgrad")
 """What servers cannot do."""
 
 
-def table_rule_of(table: Embedded) -> SGD | Adam | Adagrad:
+def table_rule_of(table: Embedded) -> OptimizerRule:
     """Return how servers do what trains a table.
 
     Raises:
@@ -100,14 +100,17 @@ def table_rule_of(table: Embedded) -> SGD | Adam | Adagrad:
     return _rules_of(optimizer, [table.group], _OF_TABLES, f"the table {table.name!r}")[0]
 
 
-def rule_of(
+def rules_of(
     optimizers: Sequence[torch.optim.Optimizer], tables: Sequence[Embedded] = ()
-) -> SGD | Adam | Adagrad:
+) -> list[tuple[Mapping[str, Any], OptimizerRule]]:
     """Return how servers do what the optimizer of a model does.
 
     Args:
         optimizers: of the model; one.
         tables: whose rows are updated each by a rule of its own.
+
+    Returns:
+        Each group of the optimizer that has other parameters than tables, and its rule.
 
     Raises:
         UnknownNameError: servers do not know it; lists those they know.
@@ -115,8 +118,8 @@ def rule_of(
     """
     if len(optimizers) != 1:
         raise EngineError(
-            f"servers update all weights by one rule, and {len(optimizers)} optimizers were given; "
-            "give one, or train with exchange='sharded'"
+            f"servers do what one optimizer does, and {len(optimizers)} were given; give one, "
+            "which may have several groups, or train with exchange='sharded'"
         )
     optimizer, theirs = optimizers[0], {id(table.weight) for table in tables}
     groups = [
@@ -124,15 +127,7 @@ def rule_of(
         for group in optimizer.param_groups
         if not group["params"] or any(id(each) not in theirs for each in group["params"])
     ]
-    rules = _rules_of(optimizer, groups, _RULES)
-    for place, rule in enumerate(rules):
-        if rule != rules[0]:
-            raise EngineError(
-                f"servers update all weights by one rule, and group {place} of the optimizer has "
-                f"other values than group 0 ({rule} against {rules[0]}). Give all groups the same "
-                "values, or train with exchange='sharded'"
-            )
-    return rules[0]
+    return list(zip(groups, _rules_of(optimizer, groups, _RULES), strict=True))
 
 
 def _rules_of(
@@ -140,7 +135,7 @@ def _rules_of(
     groups: Sequence[Mapping[str, Any]],
     known: _Rules,
     scope: str = "",
-) -> list[SGD | Adam | Adagrad]:
+) -> list[OptimizerRule]:
     """Return how servers do what ``optimizer`` does to some of its groups."""
     kind = next((k for k in known if updates_as(type(optimizer), k)), None)
     if kind is None:
@@ -205,19 +200,31 @@ def _counted(steps: Tensor | float) -> Tensor:
     return torch.tensor([int(steps)], dtype=torch.int64)
 
 
+class Told(NamedTuple):
+    """What servers were told of a weight.
+
+    Attributes:
+        name: of it.
+        rule: how they update it; with any learning rate.
+    """
+
+    name: str
+    rule: OptimizerRule
+
+
 class Servers(NamedTuple):
     """What servers are told once, by any plan.
 
     Attributes:
         store: reaches them.
         optimizer: what they do in the place of it.
-        declared: names of the weights that they have; none before the first plan.
+        told: of each weight that they have, by the id of its parameter; none before the first plan.
         tables: whose rows they have.
     """
 
     store: Store
     optimizer: torch.optim.Optimizer
-    declared: set[str]
+    told: dict[int, Told]
     tables: Tables
 
     def declare(self, weights: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
@@ -228,15 +235,23 @@ class Servers(NamedTuple):
         Raises:
             ParameterServerError: the job is over.
         """
-        if not self.declared:
+        if not self.told:
+            groups = self._groups
+            trained = {id(each): rule for group, rule in groups for each in group["params"]}
+            rules = {
+                name: trained.get(id(parameter), groups[0][1])
+                for name, parameter in parameters.items()
+            }
+            alike = len(set(rules.values())) == 1
             known = state_of(self.optimizer, parameters)
-            self.store.init(weights, self._rule, known)
-            self.declared.update(weights)
+            self.store.init(weights, groups[0][1] if alike else rules, known)
+            for name, parameter in parameters.items():
+                self.told[id(parameter)] = Told(name, rules[name])
         self.tables.attach(table_rule_of)
 
     @property
-    def _rule(self) -> SGD | Adam | Adagrad:
-        return rule_of((self.optimizer,), self.tables.embedded)
+    def _groups(self) -> list[tuple[Mapping[str, Any], OptimizerRule]]:
+        return rules_of((self.optimizer,), self.tables.embedded)
 
     @property
     def synchronous(self) -> bool:
@@ -256,27 +271,47 @@ class Servers(NamedTuple):
             )
             raise InvalidValueError("delay", f"one of k = {delay.k}", rule)
 
-    def require_rule(self) -> float:
-        """Refuse an optimizer that servers no longer do; return its learning rate.
+    def require_rules(self) -> dict[str, float]:
+        """Refuse an optimizer that servers no longer do; return learning rates by name.
 
         Raises:
-            EngineError: a value other than the learning rate has changed, or there are now groups
-                of different values.
+            EngineError: a value other than a learning rate has changed.
         """
-        rule = self._rule
-        told = self.store.rules.optimizer
-        changed = [
-            f"{name}: {getattr(told, name)} before, {getattr(rule, name)} now"
-            for name in rule.__struct_fields__
-            if name != _LR and getattr(told, name) != getattr(rule, name)
-        ]
-        if changed:
-            raise EngineError(
-                "servers were told the optimizer's values when training began, and take changes of "
-                f"the learning rate alone ({'; '.join(changed)}). A scheduler that cycles momentum "
-                "does that; tell it not to"
-            )
-        return rule.lr
+        rates: dict[str, float] = {}
+        for group, rule in self._groups:
+            seen: OptimizerRule | None = None
+            for parameter in group["params"]:
+                told = self.told.get(id(parameter))
+                if told is None:
+                    continue  # servers do not have it: it is frozen, or of another model
+                if told.rule is not seen:
+                    _require_as_told(told, rule)
+                    seen = told.rule
+                rates[told.name] = rule.lr
+        return rates
+
+    def set_rates(self, rates: Mapping[str, float]) -> None:
+        """Let servers update at these learning rates from the next push on."""
+        names: dict[float, list[str]] = {}
+        for name, lr in rates.items():
+            names.setdefault(lr, []).append(name)
+        for lr, some in names.items():
+            self.store.set_learning_rate(lr, some if len(names) > 1 else None)
+
+
+def _require_as_told(told: Told, rule: OptimizerRule) -> None:
+    """Refuse values of an optimizer that servers were not told."""
+    changed = [
+        f"{name}: {getattr(told.rule, name)} before, {getattr(rule, name)} now"
+        for name in rule.__struct_fields__
+        if name != _LR and getattr(told.rule, name) != getattr(rule, name)
+    ]
+    if changed:
+        raise EngineError(
+            "servers were told the optimizer's values when training began, and take changes of "
+            f"learning rates alone (for {told.name!r} {'; '.join(changed)}). A scheduler that "
+            "cycles momentum does that; tell it not to"
+        )
 
 
 def served_by(
@@ -306,10 +341,10 @@ def served_by(
         rule = "one with on_worker_loss='abort': the ranks of a model train all or not at all"
         given = f"a KVStore with on_worker_loss={store.rules.on_worker_loss!r}"
         raise InvalidValueError("exchange", given, rule)
-    rule_of(optimizers, tables)
+    rules_of(optimizers, tables)
     for table in tables:
         require_rows(msgspec.structs.replace(store.rules, optimizer=table_rule_of(table)))
-    return Servers(store, optimizers[0], set(), Tables(store, tables))
+    return Servers(store, optimizers[0], {}, Tables(store, tables))
 
 
 def trained_indices(
