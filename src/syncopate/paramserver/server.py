@@ -20,6 +20,7 @@ from syncopate.paramserver.wire.security import load_key
 from syncopate.paramserver.wire.sockets import Arrival, RefusalLog, Wire
 from syncopate.paramserver.wire.tap import Tap
 from syncopate.protocol import actions as act
+from syncopate.protocol import codec
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Action
 from syncopate.protocol.bundle import BUNDLE
@@ -146,7 +147,7 @@ class ParameterServer:
                 self._early.append(arrival)
             return
         try:
-            message, payload = self._node.wire.opened(msg.ToServer, arrival)
+            message, payload = self._node.wire.opened(codec.ToServer, arrival)
             if payload is not None and isinstance(message, msg.PushRows | msg.PullRows):
                 self._require_rows(arrival, message, payload)
         except Refusal as refusal:

@@ -2,8 +2,8 @@
 
 [Note: bundles] A message costs some tenths of a millisecond of processor, however little it
 carries. So small slices of one server, element type and group, in the order of their keys, are
-one more slice, with a key of its own and their elements one behind the other. Messages, flows and updates
-know no difference.
+one more slice, with a key of its own and their elements one behind the other. Messages, flows and
+updates know no difference.
 
 When a message concerns only some of them, worker and server each cut the bundle: its parts go on
 from where it was, with its numbers of pushes and requests. What arrives for a whole that the

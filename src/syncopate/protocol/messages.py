@@ -1,7 +1,6 @@
-"""Messages: what scheduler, servers and workers say to each other, and which bytes are refused.
+"""Messages: what scheduler, servers and workers say to each other, and why some are refused.
 
-A message is one frame of msgpack, decoded strictly, and for those that carry a tensor a second
-frame with its bytes as they lie in memory. Nothing is pickled.
+What they are as bytes: :mod:`~syncopate.protocol.codec`.
 
 =========  =====================  =================================================================
 from       to                     messages
@@ -31,7 +30,6 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from syncopate.protocol.limits import HEADER_BYTES
 from syncopate.protocol.piece import Slice, TableSlice
 from syncopate.protocol.rules import Rules
 
@@ -438,12 +436,6 @@ class TableState(Weights, frozen=True):
     state: States = ()
 
 
-ToScheduler = Register | Heartbeat | Leave | Failed | Status
-FromScheduler = Standing | Roster | Heartbeat | Lost | Left | Moved | Finish | Abort | Refused
-_OfTables = DeclareTable | PushRows | BeginRows | PullRows | PullTable
-ToServer = Hello | Declare | Push | Begin | Query | Pull | PullState | _OfTables
-FromServer = Welcome | HelloWanted | Ack | Weights | State | Rows | TableState | Abort | Refused
-
 # Why messages are refused; the counts of refusals have these names.
 MALFORMED = "malformed"
 OVERSIZED = "oversized"
@@ -466,34 +458,3 @@ class Refusal(Exception):  # noqa: N818  # no error of the user: it is counted, 
         super().__init__(reason)
         self.kind = kind
         self.reason = reason
-
-
-_ENCODER = msgspec.msgpack.Encoder()
-_DECODERS: dict[object, msgspec.msgpack.Decoder[Message]] = {
-    kinds: msgspec.msgpack.Decoder(kinds)
-    for kinds in (ToScheduler, FromScheduler, ToServer, FromServer)
-}
-
-
-def encode(message: Message) -> bytes:
-    """Return the frame of ``message``."""
-    return _ENCODER.encode(message)
-
-
-def decode(kinds: object, frame: bytes | memoryview) -> Message:
-    """Return the message in ``frame``.
-
-    Args:
-        kinds: which messages may come: :data:`ToScheduler`, :data:`FromScheduler`,
-            :data:`ToServer` or :data:`FromServer`.
-        frame: what came.
-
-    Raises:
-        Refusal: it is none of them, damaged, or too long.
-    """
-    if len(frame) > HEADER_BYTES:
-        raise Refusal(OVERSIZED, f"a header of {len(frame)} bytes; at most {HEADER_BYTES}")
-    try:
-        return _DECODERS[kinds].decode(frame)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Refusal(MALFORMED, f"not a message: {error}") from None

@@ -12,6 +12,7 @@ from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Action, Peer
 from syncopate.protocol.bundle import BUNDLE, Cut, Partition, Place, bundles_of
+from syncopate.protocol.declaring import Declarations
 from syncopate.protocol.limits import Limits
 from syncopate.protocol.messages import SOON, Refusal
 from syncopate.protocol.piece import Slice, TableSlice
@@ -68,7 +69,7 @@ class ServerMachine:
         self._peers: dict[int, Peer] = {}
         self._slices: dict[int, SliceMachine] = {}
         self._durable: dict[int, Position] = {}
-        self._parts: dict[int, list[msg.Declare]] = {}
+        self._declarations = Declarations()
         self._partition = Partition(())
         self._splits: list[Action] = []
         if kept is not None:
@@ -308,7 +309,7 @@ class ServerMachine:
             if slice_.group > groups:
                 reason = f"a slice of group {slice_.group}; the last one is {groups}"
                 return [act.Fail(f"worker {worker} declared {reason}", (worker,))]
-        slices = self._complete(worker, declare)
+        slices = self._declarations.add(worker, declare)
         if slices is None:
             return []
         self._keep(declare.digest, declare.rules, slices, {})
@@ -348,19 +349,6 @@ class ServerMachine:
         self.tables[spec.key] = table
         position = positions.get(spec.key, Position())
         self._slices[spec.key] = SliceMachine(spec, table.rules, self._workers, position)
-
-    def _complete(self, worker: int, declare: msg.Declare) -> tuple[Slice, ...] | None:
-        """Return all that a worker declares; None while parts of it are missing."""
-        same = (declare.digest, declare.parts)
-        parts = [p for p in self._parts.get(worker, []) if (p.digest, p.parts) == same]
-        if declare.part not in {p.part for p in parts}:
-            parts.append(declare)
-        self._parts[worker] = parts
-        if len(parts) < declare.parts:
-            return None
-        self._parts.clear()
-        ordered = sorted(parts, key=lambda each: each.part)
-        return tuple(slice_ for each in ordered for slice_ in each.slices)
 
     def _keep(
         self,

@@ -11,9 +11,10 @@ from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Action
 from syncopate.protocol.bundle import BUNDLE, Partition, Place
+from syncopate.protocol.declaring import declared
 from syncopate.protocol.flow import Flow, Link, Pushed, Question, new_flow
 from syncopate.protocol.layout import Layout
-from syncopate.protocol.limits import DECLARE_BYTES, Limits
+from syncopate.protocol.limits import Limits
 from syncopate.protocol.piece import Slice, TableSlice
 from syncopate.protocol.rules import ABORT, Rules
 from syncopate.protocol.server import lost_reason
@@ -26,10 +27,6 @@ _LONGEST_WAIT = 8
 
 _SLOWEST_BYTES_PER_S = 16 * KIB
 """What a connection carries at least: a server that answers nothing for longer is out of reach."""
-
-
-_SLICE_BYTES = 32
-"""What a slice takes in a declaration at most, but for its name."""
 
 
 class WorkerMachine:
@@ -308,22 +305,10 @@ class WorkerMachine:
         return [*self._of_layout(server), *map(msg.DeclareTable, own)]
 
     def _of_layout(self, server: int) -> list[msg.Message]:
-        """Return what it shall keep of tensors, in parts that a message can hold."""
+        """Return what it shall keep of tensors."""
         if self._layout is None:
             return []
-        parts: list[list[Slice]] = [[]]
-        nbytes = 0
-        for piece in self._layout.of_server(server):
-            if nbytes > DECLARE_BYTES:
-                parts.append([])
-                nbytes = 0
-            parts[-1].append(piece)
-            nbytes += _SLICE_BYTES + len(piece.name.encode())
-        digest, count = self._layout.digest, len(parts)
-        return [
-            msg.Declare(digest, self._rules, tuple(part), number, count)
-            for number, part in enumerate(parts)
-        ]
+        return [*declared(self._layout, self._rules, server)]
 
     def _send(self, key: int, now_s: float) -> list[Action]:
         """Send what the window allows."""
