@@ -70,14 +70,17 @@ class Store(Protocol):
         ``"steps"``, one integer.
         """
 
-    def push(self, key: str, tensor: Tensor, priority: int = 0) -> StoreHandle:
+    def push(self, key: str, tensor: Tensor | None, priority: int = 0) -> StoreHandle:
         """Send a gradient in the background; the highest priority goes first.
 
         Until the handle is done the tensor must not change.
         """
 
-    def push_many(self, tensors: Mapping[str, Tensor], priority: int = 0) -> StoreHandle:
-        """Send several gradients as one submission, in their order; see :meth:`push`."""
+    def push_many(self, tensors: Mapping[str, Tensor | None], priority: int = 0) -> StoreHandle:
+        """Send several gradients as one submission, in their order; see :meth:`push`.
+
+        None, where updates wait for all workers: this one has no gradient.
+        """
 
     def pull(self, key: str, out: Tensor, priority: int = 0) -> StoreHandle:
         """Receive weights into ``out``, with all in them that this worker pushed before.

@@ -54,7 +54,7 @@ class Declared:
         """Of all tensors."""
         return self._shapes.keys()
 
-    def slices(self, tensors: Mapping[str, Tensor]) -> list[Slice]:
+    def slices(self, tensors: Mapping[str, Tensor | None]) -> list[Slice]:
         """Return what some tensors are pushed or pulled as.
 
         Raises:
@@ -65,6 +65,8 @@ class Declared:
         found = self.layout.pieces(tensors)
         for key, tensor in tensors.items():
             numel, dtype = self._shapes[key]
+            if tensor is None:
+                continue
             if tensor.numel() != numel or tensor.dtype != dtype:
                 rule = f"{numel} elements of {name_of(dtype)}, as init() was given"
                 raise InvalidValueError(key, f"{tensor.numel()} of {name_of(tensor.dtype)}", rule)

@@ -34,7 +34,7 @@ _EARLY, _EARLY_BYTES = 1024, 4096
 they may be: a worker says hello, and nothing else."""
 
 
-_COMPUTED = act.Stage | act.Ask | act.Add | act.Initialise | act.Update | act.Answer
+_COMPUTED = act.Stage | act.Ask | act.Add | act.Initialise | act.Measure | act.Update | act.Answer
 
 
 class ParameterServer:
@@ -185,7 +185,13 @@ class ParameterServer:
 
     def _compute(
         self,
-        action: act.Stage | act.Ask | act.Add | act.Initialise | act.Update | act.Answer,
+        action: act.Stage
+        | act.Ask
+        | act.Add
+        | act.Initialise
+        | act.Measure
+        | act.Update
+        | act.Answer,
         payload: zmq.Frame | None,
     ) -> None:
         shard, wire, began_s = self._shard, self._node.wire, time.perf_counter()
@@ -201,6 +207,9 @@ class ParameterServer:
         elif isinstance(action, act.Initialise):
             shard.initialise(action)
             wire.tap.worked("initialise", action.key, (0, 0, None), began_s)
+        elif isinstance(action, act.Measure):
+            assert self._machine is not None
+            self._do(self._machine.measured(action, shard.measure(action)))
         elif isinstance(action, act.Update):
             shard.update(action)
             wire.tap.worked("update", action.key, (action.version, 0, None), began_s)

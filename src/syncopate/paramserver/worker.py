@@ -29,6 +29,8 @@ from syncopate.protocol.worker import WorkerMachine
 if TYPE_CHECKING:
     from syncopate.collectives.store import Store
 
+_NOTHING = torch.empty(0, dtype=torch.uint8)
+
 
 class KVStore:
     """This worker's view of the parameter server.
@@ -118,17 +120,19 @@ class KVStore:
         for handle in handles:
             handle.wait()
 
-    def push(self, key: str, tensor: Tensor, priority: int = 0) -> Handle:
+    def push(self, key: str, tensor: Tensor | None, priority: int = 0) -> Handle:
         """Send a gradient in the background; see :meth:`push_many`."""
         return self.push_many({key: tensor}, priority)
 
-    def push_many(self, tensors: Mapping[str, Tensor], priority: int = 0) -> Handle:
+    def push_many(self, tensors: Mapping[str, Tensor | None], priority: int = 0) -> Handle:
         """Send gradients in the background, in their order, as one submission.
 
         Its handle is done when servers have them, safe on disk where they keep state there.
 
         Args:
             tensors: by name, one or more, as declared; must not change until the handle is done.
+                None, in mode ``ssgd``: this worker has no gradient of it, which counts as zeros;
+                where no worker has one, the tensor stays as it is.
             priority: the highest goes first.
 
         Raises:
@@ -136,20 +140,23 @@ class KVStore:
             ParameterServerError: the job is over.
         """
         declared = self._ready(next(iter(tensors), ""))
-        rates, slices = dict[int, float | None](), list[Slice]()
-        for lr, some in self._by_rate(tensors):
+        rates, slices, nbytes = dict[int, float | None](), list[Slice](), 0
+        pieces: dict[int, Tensor | None] = {}
+        for lr, some in self._alike(tensors):
             alike = declared.slices(some)
             rates |= dict.fromkeys((piece.key for piece in alike), lr)
             slices += alike
-        pieces = filled(declared.layout, slices, tensors)
-        nbytes = sum(piece.nbytes for piece in slices)
+            there = {name: tensor for name, tensor in some.items() if tensor is not None}
+            if there:
+                pieces |= filled(declared.layout, alike, there)
+                nbytes += sum(piece.nbytes for piece in alike)
         handle, session = self._session.handle(len(slices), nbytes), self._session
 
         def push(machine: WorkerMachine, piece: Slice, place: Place) -> list[Action]:
             part, begin, end = place
-            lr = rates[piece.key]
-            number, actions = machine.push(part.key, priority, lr, session.now_s())
-            data = pieces[piece.key][begin:end]
+            whole, lr, now_s = pieces.get(piece.key), rates[piece.key], session.now_s()
+            number, actions = machine.push(part.key, priority, lr, now_s, skip=whole is None)
+            data = _NOTHING if whole is None else whole[begin:end]
             session.pending.pushes((part.key, number), Pushed(data, handle))
             return actions
 
@@ -381,6 +388,16 @@ class KVStore:
             self._session.give_up(f"worker {self.rank} raised {kind.__name__}: {error}")
 
     @property
+    def gradient_norm(self) -> float | None:
+        """The norm of the mean gradient, before it was clipped, of the last step.
+
+        Of the newest step of which this worker knows it; None: of none. ``Rules.clip_norm`` lets it
+        be known.
+        """
+        machine = self._session.machine
+        return None if machine is None else machine.last_norm
+
+    @property
     def refused(self) -> dict[str, int]:
         """How many messages were refused so far, by reason."""
         return self._session.refused
@@ -401,16 +418,21 @@ class KVStore:
         self._session.submit(slices, begin, handle)
         return handle
 
-    def _by_rate(
-        self, tensors: Mapping[str, Tensor]
-    ) -> Iterable[tuple[float | None, Mapping[str, Tensor]]]:
-        """Return learning rates, each with the tensors that have it."""
-        if not self._rates or not tensors:
+    def _alike(
+        self, tensors: Mapping[str, Tensor | None]
+    ) -> Iterable[tuple[float | None, Mapping[str, Tensor | None]]]:
+        """Return learning rates, with tensors of them that all have a gradient, or none of them."""
+        skips = any(tensor is None for tensor in tensors.values())
+        if skips and not self.rules.synchronous:
+            rule = f"left out in mode {self.rules.mode!r}, where updates wait for no other worker"
+            raise InvalidValueError("a gradient", None, rule)
+        if not tensors or not (self._rates or skips):
             return [(self._lr, tensors)]
-        found: dict[float | None, dict[str, Tensor]] = {}
+        found: dict[tuple[float | None, bool], dict[str, Tensor | None]] = {}
         for name, tensor in tensors.items():
-            found.setdefault(self._rates.get(name, self._lr), {})[name] = tensor
-        return found.items()
+            alike = self._rates.get(name, self._lr), tensor is None
+            found.setdefault(alike, {})[name] = tensor
+        return [(lr, some) for (lr, _), some in found.items()]
 
     def _ready(self, key: str) -> Declared:
         self._session.require_going()

@@ -15,6 +15,7 @@ file             what it decides
 ``rules``        how servers update: mode, bound on staleness, optimizer, what a lost worker means
 ``declaring``    what a server shall keep, said in parts
 ``limits``       times, sizes and windows
+``clipping``     how servers agree on the norm of a step's gradient
 ``actions``      what a machine asks of its caller
 ``membership/``  who takes part: how processes join, are waited for, are lost, and part
 ``slice``        one slice at its server: which pushes count, when to update, which pulls to answer

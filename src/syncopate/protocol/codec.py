@@ -29,10 +29,12 @@ ToServer = (
     msg.Hello
     | msg.Declare
     | msg.Push
+    | msg.Skip
     | msg.Begin
     | msg.Query
     | msg.Pull
     | msg.PullState
+    | msg.Norm
     | _OfTables
 )
 FromServer = (
@@ -43,6 +45,7 @@ FromServer = (
     | msg.State
     | msg.Rows
     | msg.TableState
+    | msg.Share
     | msg.Abort
     | msg.Refused
 )

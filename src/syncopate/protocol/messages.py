@@ -10,14 +10,15 @@ any        scheduler              :class:`Register`, :class:`Heartbeat`, :class:
 scheduler  any                    :class:`Roster`, :class:`Heartbeat`, :class:`Lost`, :class:`Left`,
                                   :class:`Moved`, :class:`Finish`, :class:`Abort`,
                                   :class:`Standing`
-worker     server                 :class:`Hello`, :class:`Declare`, :class:`Push` and :class:`Begin`
-                                  with a payload, :class:`Query`, :class:`Pull`,
-                                  :class:`PullState`; of tables :class:`DeclareTable`,
-                                  :class:`PullTable`, and :class:`PushRows`, :class:`BeginRows` and
-                                  :class:`PullRows` with a payload
+worker     server                 :class:`Hello`, :class:`Declare`, :class:`Push`, :class:`Skip` and
+                                  :class:`Begin` with a payload, :class:`Query`, :class:`Pull`,
+                                  :class:`PullState`, :class:`Norm`; of tables
+                                  :class:`DeclareTable`, :class:`PullTable`, and
+                                  :class:`PushRows`, :class:`BeginRows` and :class:`PullRows` with
+                                  a payload
 server     worker                 :class:`Welcome`, :class:`HelloWanted`, :class:`Ack`,
                                   :class:`Weights` and :class:`State` with a payload,
-                                  :class:`Abort`; of tables :class:`Rows` and
+                                  :class:`Share`, :class:`Abort`; of tables :class:`Rows` and
                                   :class:`TableState` with a payload
 any        any                    :class:`Refused`
 =========  =====================  =================================================================
@@ -285,6 +286,13 @@ class Push(Message, frozen=True):
     lr: float | None = None
 
 
+class Skip(Push, frozen=True):
+    """A push without a gradient: the payload is empty. It counts as zeros beside others' gradients.
+
+    Where no worker has one the slice stays as it is.
+    """
+
+
 class Begin(Push, frozen=True):
     """Rank 0's first value, and behind it in the payload what the optimizer remembers.
 
@@ -325,6 +333,30 @@ class BeginRows(PushRows, frozen=True):
 
     state: States = ()
     steps: Number = 0
+
+
+class Share(Message, frozen=True):
+    """What a server adds to the norm of a step; see [Note: clipping] in ``clipping``.
+
+    Attributes:
+        version: of all its slices, after the step.
+        squares: the sum of squares of their mean gradients.
+    """
+
+    version: Number
+    squares: float
+
+
+class Norm(Message, frozen=True):
+    """The norm of the mean gradient of a step, over all servers.
+
+    Attributes:
+        version: of all slices, after the step.
+        norm: the 2-norm.
+    """
+
+    version: Number
+    norm: float
 
 
 class Ack(Message, frozen=True):

@@ -96,6 +96,9 @@ class Rules(Rule, frozen=True):
         on_worker_loss: one of :data:`ON_WORKER_LOSS`.
         compensation: of ``dc-asgd``.
         window: pushes of one slice that a worker may have under way; at least the pull period.
+        clip_norm: in mode ``ssgd``, the largest 2-norm of a step's mean gradient over all tensors.
+            A larger one is scaled to it, as ``torch.nn.utils.clip_grad_norm_`` does. A step is one
+            push of every tensor by every worker. None: none is scaled.
     """
 
     mode: str = SSGD
@@ -105,6 +108,7 @@ class Rules(Rule, frozen=True):
     on_worker_loss: str = ABORT
     compensation: Compensation = Compensation()
     window: int = 8
+    clip_norm: float | None = None
 
     @property
     def synchronous(self) -> bool:
@@ -164,9 +168,25 @@ class Rules(Rule, frozen=True):
         for optimizer in (self.optimizer, *self.groups):
             _require_optimizer(optimizer)
         _require("window", self.window, 1)
+        self._require_clipping()
         _require("lambda_0", self.compensation.lambda_0, 0.0)
         _require("decay", self.compensation.decay, 0.0, 1.0)
         return self
+
+    def _require_clipping(self) -> None:
+        if self.clip_norm is None:
+            return
+        if not 0 < self.clip_norm < float("inf"):
+            raise InvalidValueError("clip_norm", self.clip_norm, "None, or finite and above 0")
+        if not self.synchronous:
+            rule = (
+                f"None in mode {self.mode!r}: no step has the gradients of all tensors there. Clip "
+                "each gradient before its push"
+            )
+            raise InvalidValueError("clip_norm", self.clip_norm, rule)
+        if self.on_worker_loss != ABORT:
+            rule = f"None with on_worker_loss={self.on_worker_loss!r}: workers sum up the norm"
+            raise InvalidValueError("clip_norm", self.clip_norm, rule)
 
 
 def _require_optimizer(optimizer: OptimizerRule) -> None:

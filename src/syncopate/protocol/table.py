@@ -144,6 +144,9 @@ def require_rows(rules: Rules) -> Rules:
     """
     if rules.mode == DC_ASGD:
         raise InvalidValueError("mode", rules.mode, "'ssgd' or 'asgd' for a table of rows")
+    if rules.clip_norm is not None:
+        rule = "None beside a table of rows, whose gradient has no part in the norm"
+        raise InvalidValueError("clip_norm", rules.clip_norm, rule)
     optimizer = rules.optimizer
     if optimizer.weight_decay:
         rule = "0 for a table of rows: it would change rows that no gradient names"

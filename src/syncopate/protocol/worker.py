@@ -11,6 +11,7 @@ from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Action
 from syncopate.protocol.bundle import BUNDLE, Partition, Place
+from syncopate.protocol.clipping import Norms
 from syncopate.protocol.declaring import declared
 from syncopate.protocol.flow import Flow, Link, Pushed, Question, new_flow
 from syncopate.protocol.layout import Layout
@@ -63,6 +64,7 @@ class WorkerMachine:
         self._tables: dict[int, TableSlice] = {}
         self._request = self._queries = 0
         self._busy: set[int] = set()
+        self._norms = Norms((), rules.window)
         if layout is not None:
             self.declare(layout, rules)
 
@@ -70,6 +72,11 @@ class WorkerMachine:
     def idle(self) -> bool:
         """Whether every push is done and every pull answered."""
         return not self._busy
+
+    @property
+    def last_norm(self) -> float | None:
+        """The norm of the newest step of which it is known, before it was clipped."""
+        return self._norms.last
 
     @property
     def bundles(self) -> list[Slice]:
@@ -86,6 +93,7 @@ class WorkerMachine:
         """Keep tensors on the servers, once."""
         assert self._layout is None
         self._layout, self._rules, self._partition = layout, rules, Partition(layout.bundles)
+        self._norms = Norms(set(layout.server_of), rules.window)
         own = {s.key: s for s in layout.slices if s.key not in self._partition}
         own |= self._partition.parts
         self._specs |= own
@@ -117,10 +125,14 @@ class WorkerMachine:
         return self._alone(piece.key), self._partition.within(piece.key)
 
     def push(
-        self, key: int, priority: int, lr: float | None, now_s: float
+        self, key: int, priority: int, lr: float | None, now_s: float, *, skip: bool = False
     ) -> tuple[int, list[Action]]:
-        """Push a slice; return the sequence number that its payload shall be kept under."""
-        return self.push_as(msg.Push(key, 0, lr), priority, now_s)
+        """Push a slice; return the sequence number that its payload shall be kept under.
+
+        With ``skip`` there is no gradient, and nothing in the payload.
+        """
+        kind = msg.Skip if skip else msg.Push
+        return self.push_as(kind(key, 0, lr), priority, now_s)
 
     def begin(self, key: int, state: tuple[str, ...], now_s: float) -> tuple[int, list[Action]]:
         """Push a slice's first value, and the optimizer's ``state`` behind it."""
@@ -162,6 +174,8 @@ class WorkerMachine:
             if not self._is_of(message.key, server):
                 return self._refuse(msg.UNKNOWN)
             return self._told(message, payload_bytes, now_s)
+        if isinstance(message, msg.Share):
+            return [*self._norms.take(server, message)]
         if isinstance(message, msg.Welcome):
             return self._welcome(server, message, now_s)
         if isinstance(message, msg.Abort | msg.Refused):

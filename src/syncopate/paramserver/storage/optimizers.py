@@ -72,6 +72,18 @@ def compensate(
     return strength.mul_(squared).mul_(weights - backup).add_(gradient)
 
 
+def clip(gradient: Tensor, norm: float, most: float) -> None:
+    """Scale ``gradient`` in place, as ``torch.nn.utils.clip_grad_norm_`` does.
+
+    Args:
+        gradient: a part of the whole gradient.
+        norm: of the whole.
+        most: its norm afterwards, at most.
+    """
+    factor = most / (norm + 1e-6)
+    gradient.mul_(1.0 if factor > 1 else factor)  # with NaN where the norm is
+
+
 def _sgd(rule: SGD, lr: float, weights: Tensor, gradient: Tensor, state: State) -> None:
     if rule.weight_decay != 0:
         gradient = gradient.add_(weights, alpha=rule.weight_decay)

@@ -259,10 +259,10 @@ class Servers(NamedTuple):
         return self.store.rules.synchronous
 
     def require_delay(self, delay: Delay | LocalSGD | None) -> None:
-        """Refuse a delay where updates wait for no other rank.
+        """Refuse a delay where updates wait for no other rank, or are clipped.
 
         Raises:
-            InvalidValueError: they do not, and there is one.
+            InvalidValueError: there is one, and they are so.
         """
         if isinstance(delay, Delay) and not self.synchronous:
             rule = (
@@ -270,6 +270,12 @@ class Servers(NamedTuple):
                 "updates are synchronous, so give a KVStore with Rules(mode='ssgd')"
             )
             raise InvalidValueError("delay", f"one of k = {delay.k}", rule)
+        if delay is not None and self.store.rules.clip_norm is not None:
+            rule = (
+                "left out with Rules(clip_norm=...): local updates between pulls would not be "
+                "clipped by the norm over all ranks"
+            )
+            raise InvalidValueError("delay", type(delay).__name__, rule)
 
     def require_rules(self) -> dict[str, float]:
         """Refuse an optimizer that servers no longer do; return learning rates by name.

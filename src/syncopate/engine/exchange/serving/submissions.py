@@ -141,6 +141,17 @@ class Submissions:
             transfer.add(self._servers.store.push_many(tensors, self._turn(part)))
             self.sent.update(indices)
 
+    def skip_rest(self) -> None:
+        """Where servers clip, say of all other weights that this step has no gradient of them.
+
+        They take a step when they have heard of every weight.
+        """
+        store, trainables = self._servers.store, self._layout.trainables
+        if store.rules.clip_norm is not None:
+            rest = [each.name for each in trainables if each.index not in self.sent]
+            if rest:
+                store.push_many(dict.fromkeys(rest))
+
     def settle(self, part: FlatBuffer) -> None:
         """Wait until the gradients of a flat buffer may change."""
         if (transfer := self._leaving.pop(id(part), None)) is not None:
