@@ -135,6 +135,16 @@ def scheduler(
     Scheduler(job, limits, state=state).run(show)
 
 
+_Updaters = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--updater",
+        metavar="MODULE:CLASS",
+        help="A class that workers may ask servers to import and update by; may be repeated.",
+    ),
+]
+
+
 @ps.command()
 @grouped(place=_place, limits=_limits, metrics=_metrics)
 def server(
@@ -142,6 +152,7 @@ def server(
     place: dict[str, object],
     limits: Limits,
     metrics: None,
+    updater: _Updaters = None,
     own_host: Annotated[
         str | None, typer.Option("--own-host", help="Where the others reach this server.")
     ] = None,
@@ -167,12 +178,18 @@ def server(
       syncopate ps server --host 10.0.0.1 --key job.key --state /var/lib/train/server-0
     """
     from syncopate.paramserver.server import ParameterServer
+    from syncopate.paramserver.storage.updaters import updaters_from
     from syncopate.paramserver.wire.faults import faults_from
 
     take_ports(ports)
     job = _job("server", place | ({} if own_host is None else {"host": own_host}))
     ParameterServer(
-        job, port=own_port, state=state, limits=limits, faults=faults_from(os.environ)
+        job,
+        port=own_port,
+        state=state,
+        limits=limits,
+        faults=faults_from(os.environ),
+        updaters=(*updaters_from(os.environ), *(updater or ())),
     ).run()
 
 
@@ -202,6 +219,7 @@ def local(
             "of what the script's rules say."
         ),
     ] = None,
+    updater: _Updaters = None,
 ) -> None:
     """Run scheduler, servers and workers on this machine.
 
@@ -213,6 +231,7 @@ def local(
       syncopate ps local --servers 2 --workers 4 -- python train.py
     """
     from syncopate.paramserver.launch import LocalJob
+    from syncopate.paramserver.storage.updaters import VARIABLE as UPDATERS
 
     if restarts and state is None:
         raise InvalidValueError("--restarts", restarts, "0 without --state")
@@ -224,6 +243,8 @@ def local(
     job = Job(
         servers=servers, workers=workers, key=key, name=name, on_worker_loss=loss
     ).require_valid()
+    if updater:
+        os.environ[UPDATERS] = ",".join(updater)
     running = LocalJob(job, command, state=state, restarts=restarts)
     _remark(
         f"parameter server on this machine: {job.servers} servers, {job.workers} workers, "

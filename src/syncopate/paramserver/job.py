@@ -13,6 +13,7 @@ variable                          what it says
 ``SYNCOPATE_PS_JOB``              the job's name; processes of another job are refused
 ``SYNCOPATE_PS_KEY``              the job's key file: everything is encrypted, no other is let in
 ``SYNCOPATE_PS_INSECURE``         ``1``: no key is asked for where addresses are not local
+``SYNCOPATE_PS_UPDATERS``         classes that a server may import, with commas between them
 ``SYNCOPATE_PS_ON_WORKER_LOSS``   ``abort`` or ``continue``, overrides the workers' scripts
 ================================  ==================================================================
 """

@@ -20,6 +20,7 @@ from syncopate.paramserver.tensors import (
 from syncopate.protocol.bundle import BUNDLE
 from syncopate.protocol.layout import Layout, TensorSpec
 from syncopate.protocol.piece import Slice
+from syncopate.protocol.rules import Rules
 
 
 class Declared:
@@ -34,9 +35,12 @@ class Declared:
         tensors: Mapping[str, Tensor],
         servers: int,
         slice_bytes: int,
+        rules: Rules,
         groups: Mapping[str, int],
     ) -> None:
-        """Cut ``tensors``, by name, for so many servers; ``groups`` are those that are not 0.
+        """Cut ``tensors``, by name, for so many servers, which update them by ``rules``.
+
+        ``groups`` are those that are not 0.
 
         Raises:
             InvalidValueError: there is none.
@@ -46,7 +50,7 @@ class Declared:
             TensorSpec(name, name_of(each.dtype), each.numel(), groups.get(name, 0))
             for name, each in tensors.items()
         ]
-        self.layout = Layout(specs, servers, slice_bytes)
+        self.layout = Layout(specs, servers, slice_bytes, rules.apart)
         self._shapes = {name: (t.numel(), t.dtype) for name, t in tensors.items()}
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
@@ -14,6 +15,7 @@ from syncopate.paramserver.job import Job, own_host
 from syncopate.paramserver.node import Node, new_token
 from syncopate.paramserver.storage.shard import Shard
 from syncopate.paramserver.storage.state import Committer, Identity, Record, StateFolder
+from syncopate.paramserver.storage.updaters import Updaters
 from syncopate.paramserver.tensors import keep_freed_memory
 from syncopate.paramserver.wire.faults import Faults
 from syncopate.paramserver.wire.security import load_key
@@ -48,6 +50,7 @@ class ParameterServer:
         state: Path | None = None,
         limits: Limits | None = None,
         faults: Faults | None = None,
+        updaters: Collection[str] = (),
     ) -> None:
         """Listen, and read what is on disk.
 
@@ -57,6 +60,7 @@ class ParameterServer:
             state: a folder to keep state in; None: in memory alone.
             limits: times and sizes.
             faults: for tests.
+            updaters: names of classes that it may import, as ``"package.module:Class"``.
 
         Raises:
             ParameterServerError: it cannot listen.
@@ -69,6 +73,7 @@ class ParameterServer:
         self._records: dict[int, Record] = {}
         if self._folder is not None and self._identity is not None:
             self._records = self._folder.load(self._identity.run)
+        self._updaters = Updaters(updaters)
         self._machine: ServerMachine | None = None
         self._shard: Shard | None = None
         self._committer: Committer | None = None
@@ -258,7 +263,7 @@ class ParameterServer:
         )
         if kept is not None:
             specs = self._machine.specs
-            self._shard = Shard(kept.rules or kept.tables[0].rules, specs)
+            self._shard = Shard(kept.rules or kept.tables[0].rules, specs, self._updaters)
             for table in kept.tables:
                 self._shard.keep_table(table)
             current = {spec.key for spec in specs}
@@ -279,7 +284,7 @@ class ParameterServer:
     def _keep(self, action: act.Keep) -> None:
         assert self._machine is not None
         if self._shard is None:
-            self._shard = Shard(action.rules, ())
+            self._shard = Shard(action.rules, (), self._updaters)
         self._shard.keep(action.rules, self._machine.specs)
         self._notes(self._machine.bundles)
         if self._folder is not None and self._identity is not None:
@@ -293,7 +298,7 @@ class ParameterServer:
 
     def _keep_table(self, table: TableSlice) -> None:
         if self._shard is None:
-            self._shard = Shard(table.rules, ())
+            self._shard = Shard(table.rules, (), self._updaters)
         self._shard.keep_table(table)
         if self._folder is not None and self._identity is not None:
             tables = (*self._identity.tables, table)

@@ -107,7 +107,8 @@ class KVStore:
         elif optimizer is not None:
             rules = msgspec.structs.replace(rules, optimizer=optimizer)
         rules.require_valid()
-        self._declared = Declared(tensors, self.num_servers, self._limits.slice_bytes, groups)
+        most = self._limits.slice_bytes
+        self._declared = Declared(tensors, self.num_servers, most, rules, groups)
         self.rules = rules
         self._session.declare(self._declared.layout, self.rules)
         handles = []

@@ -85,13 +85,19 @@ class Bundle(msgspec.Struct, frozen=True):
         return found if worth else []
 
 
-def bundles_of(slices: Iterable[Slice]) -> list[Bundle]:
-    """Return the bundles of one server's ``slices``, the same on worker and server."""
+def bundles_of(slices: Iterable[Slice], apart: Collection[int] = ()) -> list[Bundle]:
+    """Return the bundles of one server's ``slices``, the same on worker and server.
+
+    Args:
+        slices: all of them.
+        apart: groups whose slices are in none.
+    """
     found: list[Bundle] = []
     ordered = sorted(slices, key=lambda piece: piece.key)
     alike: dict[tuple[str, int], list[Slice]] = {}
     for piece in ordered:
-        if piece.dtype in _DTYPES and piece.nbytes <= _SLICE_BYTES:
+        small = piece.dtype in _DTYPES and piece.nbytes <= _SLICE_BYTES
+        if small and piece.group not in apart:
             alike.setdefault((piece.dtype, piece.group), []).append(piece)
     for (dtype, _), pieces in sorted(alike.items()):
         itemsize = dtype_bytes(dtype)

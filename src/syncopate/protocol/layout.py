@@ -52,11 +52,18 @@ class Layout:
         digest: a hash of both; two workers with the same digest agree.
     """
 
-    def __init__(self, tensors: Iterable[TensorSpec], servers: int, slice_bytes: int) -> None:
+    def __init__(
+        self,
+        tensors: Iterable[TensorSpec],
+        servers: int,
+        slice_bytes: int,
+        apart: Collection[int] = (),
+    ) -> None:
         """Cut ``tensors`` and spread the slices over ``servers`` servers.
 
         The largest slice goes first, each to the server that has the fewest bytes. So the servers'
-        bytes differ by no more than the largest slice.
+        bytes differ by no more than the largest slice. Slices of the groups ``apart`` are in no
+        bundle.
 
         Raises:
             InvalidValueError: no server, no tensor, two tensors of one name.
@@ -86,7 +93,7 @@ class Layout:
         for piece, server in zip(slices, owners, strict=True):
             self._of_tensor[piece.name].append(piece)
             self._of_server[server].append(piece)
-        self.bundles = tuple(b for own in self._of_server for b in bundles_of(own))
+        self.bundles = tuple(b for own in self._of_server for b in bundles_of(own, apart))
 
     def of_tensor(self, name: str) -> list[Slice]:
         """Return the slices of the tensor ``name``, in its order.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import msgspec
@@ -18,6 +19,10 @@ MODES = (SSGD, ASGD, DC_ASGD)
 ABORT, CONTINUE = "abort", "continue"
 ON_WORKER_LOSS = (ABORT, CONTINUE)
 """What a lost worker means: the job ends, or goes on with the others."""
+
+_UPDATER = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
+_STATE = re.compile(r"[A-Za-z_]\w{0,31}", re.ASCII)
+_MOST_STATE = 7
 
 FORMS = ("torch", "mxnet")
 """Where momentum takes the learning rate in; see :class:`SGD`."""
@@ -67,7 +72,27 @@ class Adagrad(Rule, frozen=True, tag="adagrad"):
     eps: float = 1e-10
 
 
-OptimizerRule = SGD | Adam | Adagrad
+class Updater(Rule, frozen=True, tag="updater"):
+    """An updater of one's own: a class that servers import by its name.
+
+    The page on parameter servers says what the class is to have. A server imports only those names
+    that its own command line allows.
+
+    Attributes:
+        name: ``"package.module:Class"``.
+        lr: the learning rate.
+        options: keyword arguments that the class is made with, by name.
+        state: names of what it remembers of a slice: each a tensor of as many elements of the same
+            type; ``"steps"`` one integer of 64 bits.
+    """
+
+    name: str
+    lr: float
+    options: dict[str, bool | int | float | str] = {}
+    state: tuple[str, ...] = ()
+
+
+OptimizerRule = SGD | Adam | Adagrad | Updater
 """What an update does."""
 
 
@@ -131,12 +156,22 @@ class Rules(Rule, frozen=True):
         Returns:
             The rules, the same for any order of the names, and the group of each name.
         """
-        numbers = {self.optimizer: 0}
-        of = {
-            name: numbers.setdefault(optimizer, len(numbers))
-            for name, optimizer in sorted(optimizers.items())
-        }
-        return msgspec.structs.replace(self, groups=tuple(numbers)[1:]), of
+        known, of = [self.optimizer], dict[str, int]()
+        for name in sorted(optimizers):
+            if optimizers[name] not in known:
+                known.append(optimizers[name])
+            of[name] = known.index(optimizers[name])
+        return msgspec.structs.replace(self, groups=tuple(known[1:])), of
+
+    @property
+    def apart(self) -> frozenset[int]:
+        """The groups whose slices are in no bundle.
+
+        An updater of one's own may look at more than one element. It is given slices of tensors,
+        which are the same on any number of servers, and no bundles, which are not.
+        """
+        rules = (self.optimizer, *self.groups)
+        return frozenset(n for n, each in enumerate(rules) if isinstance(each, Updater))
 
     @property
     def state(self) -> tuple[str, ...]:
@@ -149,6 +184,8 @@ class Rules(Rule, frozen=True):
             names = ("momentum",) if self.optimizer.momentum else ()
         elif isinstance(self.optimizer, Adagrad):
             names = (STEPS, "sum")
+        elif isinstance(self.optimizer, Updater):
+            names = self.optimizer.state
         return (*names, MEAN_SQUARE) if self.mode == DC_ASGD else names
 
     def require_valid(self) -> Rules:
@@ -191,6 +228,9 @@ class Rules(Rule, frozen=True):
 
 def _require_optimizer(optimizer: OptimizerRule) -> None:
     _require("lr", optimizer.lr, 0.0)
+    if isinstance(optimizer, Updater):
+        _require_updater(optimizer)
+        return
     _require("weight_decay", optimizer.weight_decay, 0.0)
     if isinstance(optimizer, Adam):
         for beta in optimizer.betas:
@@ -207,6 +247,15 @@ def _require_optimizer(optimizer: OptimizerRule) -> None:
         raise InvalidValueError("nesterov", True, "False without momentum or with dampening")
     if optimizer.form == "mxnet" and (optimizer.nesterov or optimizer.dampening):
         raise InvalidValueError("form", "mxnet", "'torch' with nesterov or dampening")
+
+
+def _require_updater(updater: Updater) -> None:
+    if not _UPDATER.fullmatch(updater.name):
+        raise InvalidValueError("updater", updater.name, "such as 'package.module:Class'")
+    wrong = [name for name in updater.state if not _STATE.fullmatch(name) or name == MEAN_SQUARE]
+    if wrong or len(updater.state) > _MOST_STATE:
+        rule = f"up to {_MOST_STATE} names of letters, digits and _, and none {MEAN_SQUARE!r}"
+        raise InvalidValueError(f"state of {updater.name}", updater.state, rule)
 
 
 def _require(what: str, value: float, least: float, below: float = float("inf")) -> None:

@@ -385,7 +385,7 @@ class ServerMachine:
         positions: Mapping[int, Position],
     ) -> None:
         self.digest, self.rules = digest, rules
-        self._partition = Partition(bundles_of(slices), positions)
+        self._partition = Partition(bundles_of(slices, rules.apart), positions)
         alone = [spec for spec in slices if spec.key not in self._partition]
         by_group = [rules.of(group) for group in range(len(rules.groups) + 1)]
         norm = self._norm if rules.clip_norm is not None else None

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from syncopate.protocol.rules import STEPS, Adagrad, Adam, OptimizerRule, Rules
+from syncopate.protocol.rules import SGD, STEPS, Adagrad, Adam, Rules
 
 
 def beginning(rules: Rules) -> dict[str, float]:
@@ -38,7 +38,7 @@ class Chosen(NamedTuple):
 
 
 def update_rows(
-    rule: OptimizerRule, lr: float | None, rows: Chosen, gradient: Tensor, step: int
+    rule: SGD | Adam | Adagrad, lr: float | None, rows: Chosen, gradient: Tensor, step: int
 ) -> None:
     """Update ``rows`` in place.
 

@@ -23,7 +23,6 @@ from syncopate.protocol.rules import (
     Adagrad,
     Adam,
     Compensation,
-    OptimizerRule,
 )
 
 State = dict[str, Tensor]
@@ -34,7 +33,7 @@ States = Mapping[str, Mapping[str, Tensor]]
 
 
 def step(
-    rule: OptimizerRule, lr: float | None, weights: Tensor, gradient: Tensor, state: State
+    rule: SGD | Adam | Adagrad, lr: float | None, weights: Tensor, gradient: Tensor, state: State
 ) -> None:
     """Update ``weights`` and ``state`` in place.
 

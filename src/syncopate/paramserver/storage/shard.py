@@ -18,6 +18,7 @@ from syncopate.paramserver.rows.hashing import servers_of
 from syncopate.paramserver.rows.share import TableShare
 from syncopate.paramserver.storage import optimizers
 from syncopate.paramserver.storage.state import Record
+from syncopate.paramserver.storage.updaters import Updaters, Updating
 from syncopate.paramserver.tensors import (
     dtype_of,
     flat_bytes,
@@ -47,8 +48,10 @@ class Shard:
         changed: keys of slices that changed since :meth:`snapshot` last took them.
     """
 
-    def __init__(self, rules: Rules, slices: Iterable[Slice]) -> None:
-        """Hold ``slices``, without values yet."""
+    def __init__(
+        self, rules: Rules, slices: Iterable[Slice], updaters: Updaters | None = None
+    ) -> None:
+        """Hold ``slices``, without values yet; ``updaters`` are the server's."""
         self.changed: set[int] = set()
         self._specs: dict[int, Slice] = {}
         self._tables: dict[int, TableShare] = {}
@@ -61,15 +64,22 @@ class Shard:
         self._staged: dict[tuple[int, int, int], Tensor] = {}
         self._weights: dict[int, Tensor] = {}
         self._states: dict[int, optimizers.State] = {}
-        self._rules: list[Rules] = []  # by group
+        self._rules: list[Rules] = []  # by group, and what updates by them
+        self._updates: list[Updating] = []
+        self._updaters = updaters or Updaters()
         self._backups: dict[int, dict[int, Tensor]] = {}
         # Weights that ZeroMQ sends lie where they are: code that changes them has to know.
         self._sending: dict[int, list[zmq.MessageTracker]] = {}
         self.keep(rules, slices)
 
     def keep(self, rules: Rules, slices: Iterable[Slice]) -> None:
-        """Hold ``slices`` of tensors as well, updated by ``rules``."""
+        """Hold ``slices`` of tensors as well, updated by ``rules``.
+
+        Raises:
+            ParameterServerError: there is no such updater here.
+        """
         self._rules = [rules.of(group) for group in range(len(rules.groups) + 1)]
+        self._updates = [self._updaters.of(each.optimizer) for each in self._rules]
         self._clip_norm = rules.clip_norm or math.inf
         specs = {spec.key: spec for spec in slices if spec.table is None}
         self._specs |= specs
@@ -203,7 +213,7 @@ class Shard:
         if action.compensate is not None:
             backup = self._backups[key].get(action.compensate, weights)
             total = optimizers.compensate(rules.compensation, total, weights, backup, state)
-        optimizers.step(rules.optimizer, action.lr, weights, total, state)
+        self._updates[self._specs[key].group](action.lr, weights, total, state)
 
     def _mean(self, key: int, gradients: Sequence[tuple[int, int]]) -> Tensor | None:
         """Return the mean of gradients, of which some were added; None where none is there."""
