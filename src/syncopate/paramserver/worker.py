@@ -13,6 +13,7 @@ from torch import Tensor
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.paramserver.driver import Handle, Pulled, Pushed, filling
 from syncopate.paramserver.job import Job, job_from
+from syncopate.paramserver.narrow import Narrowing
 from syncopate.paramserver.pieces import Declared, empty, filled
 from syncopate.paramserver.rows.tables import Tables, TableState, whole_table
 from syncopate.paramserver.session import Session
@@ -67,6 +68,8 @@ class KVStore:
         self._declared: Declared | None = None
         self._lr: float | None = None
         self._rates: dict[str, float] = {}
+        narrow = self.rules.push_dtype
+        self._narrowing = Narrowing(narrow) if narrow else None
         self._session = Session(job, self._limits)
         roster = self._session.roster
         self.rank = roster.rank
@@ -115,7 +118,7 @@ class KVStore:
         if self.rank == FIRST:
             known = state or {}
             if fresh := {name: t for name, t in tensors.items() if not known.get(name)}:
-                handles.append(self.push_many(fresh))
+                handles.append(self._push(fresh, 0))
             handles += [self._first(n, t, known[n]) for n, t in tensors.items() if known.get(n)]
         handles.append(self.pull_many(tensors))
         for handle in handles:
@@ -140,29 +143,7 @@ class KVStore:
             UnknownNameError, InvalidValueError: no such tensor, or not as it was declared.
             ParameterServerError: the job is over.
         """
-        declared = self._ready(next(iter(tensors), ""))
-        rates, slices, nbytes = dict[int, float | None](), list[Slice](), 0
-        pieces: dict[int, Tensor | None] = {}
-        for lr, some in self._alike(tensors):
-            alike = declared.slices(some)
-            rates |= dict.fromkeys((piece.key for piece in alike), lr)
-            slices += alike
-            there = {name: tensor for name, tensor in some.items() if tensor is not None}
-            if there:
-                pieces |= filled(declared.layout, alike, there)
-                nbytes += sum(piece.nbytes for piece in alike)
-        handle, session = self._session.handle(len(slices), nbytes), self._session
-
-        def push(machine: WorkerMachine, piece: Slice, place: Place) -> list[Action]:
-            part, begin, end = place
-            whole, lr, now_s = pieces.get(piece.key), rates[piece.key], session.now_s()
-            number, actions = machine.push(part.key, priority, lr, now_s, skip=whole is None)
-            data = _NOTHING if whole is None else whole[begin:end]
-            session.pending.pushes((part.key, number), Pushed(data, handle))
-            return actions
-
-        self._session.submit(slices, push, handle)
-        return handle
+        return self._push(tensors, priority, self._narrowing)
 
     def pull(self, key: str, out: Tensor, priority: int = 0) -> Handle:
         """Receive weights into ``out``; see :meth:`pull_many`."""
@@ -417,6 +398,40 @@ class KVStore:
             return actions
 
         self._session.submit(slices, begin, handle)
+        return handle
+
+    def _push(
+        self,
+        tensors: Mapping[str, Tensor | None],
+        priority: int,
+        narrowing: Narrowing | None = None,
+    ) -> Handle:
+        """Send tensors; in fewer bits than they have where something narrows them."""
+        declared = self._ready(next(iter(tensors), ""))
+        rates, slices, nbytes = dict[int, float | None](), list[Slice](), 0
+        pieces: dict[int, Tensor | None] = {}
+        for lr, some in self._alike(tensors):
+            alike = declared.slices(some)
+            rates |= dict.fromkeys((piece.key for piece in alike), lr)
+            slices += alike
+            there = {name: tensor for name, tensor in some.items() if tensor is not None}
+            if there:
+                given = filled(declared.layout, alike, there)
+                if narrowing is not None:
+                    given = {each.key: narrowing.encoded(each, given[each.key]) for each in alike}
+                pieces |= given
+                nbytes += sum(map(Tensor.numel, given.values()))
+        handle, session = self._session.handle(len(slices), nbytes), self._session
+
+        def push(machine: WorkerMachine, piece: Slice, place: Place) -> list[Action]:
+            part, begin, end = place
+            whole, lr, now_s = pieces.get(piece.key), rates[piece.key], session.now_s()
+            number, actions = machine.push(part.key, priority, lr, now_s, skip=whole is None)
+            data = _NOTHING if whole is None else whole[begin:end]
+            session.pending.pushes((part.key, number), Pushed(data, handle))
+            return actions
+
+        self._session.submit(slices, push, handle)
         return handle
 
     def _alike(

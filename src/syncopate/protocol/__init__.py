@@ -15,6 +15,7 @@ file             what it decides
 ``rules``        how servers update: mode, bound on staleness, optimizer, what a lost worker means
 ``declaring``    what a server shall keep, said in parts
 ``limits``       times, sizes and windows
+``narrow``       gradients in fewer bits than they have
 ``clipping``     how servers agree on the norm of a step's gradient
 ``actions``      what a machine asks of its caller
 ``membership/``  who takes part: how processes join, are waited for, are lost, and part

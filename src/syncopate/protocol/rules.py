@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import msgspec
 
 from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.recipe import WIRE_DTYPES
 
 SSGD, ASGD, DC_ASGD = "ssgd", "asgd", "dc-asgd"
 STEPS, MEAN_SQUARE = "steps", "mean_square"
@@ -15,6 +16,10 @@ STEPS, MEAN_SQUARE = "steps", "mean_square"
 
 MODES = (SSGD, ASGD, DC_ASGD)
 """Synchronous SGD; asynchronous SGD; asynchronous SGD with adaptive delay compensation."""
+
+INT8 = "int8"
+PUSH_DTYPES = (*WIRE_DTYPES, INT8)
+"""What gradients can be narrowed to on their way to servers."""
 
 ABORT, CONTINUE = "abort", "continue"
 ON_WORKER_LOSS = (ABORT, CONTINUE)
@@ -124,6 +129,8 @@ class Rules(Rule, frozen=True):
         clip_norm: in mode ``ssgd``, the largest 2-norm of a step's mean gradient over all tensors.
             A larger one is scaled to it, as ``torch.nn.utils.clip_grad_norm_`` does. A step is one
             push of every tensor by every worker. None: none is scaled.
+        push_dtype: one of :data:`PUSH_DTYPES`: what gradients of float32 and float64 travel as; see
+            ``narrow``. Empty: as they are.
     """
 
     mode: str = SSGD
@@ -134,6 +141,7 @@ class Rules(Rule, frozen=True):
     compensation: Compensation = Compensation()
     window: int = 8
     clip_norm: float | None = None
+    push_dtype: str = ""
 
     @property
     def synchronous(self) -> bool:
@@ -168,10 +176,11 @@ class Rules(Rule, frozen=True):
         """The groups whose slices are in no bundle.
 
         An updater of one's own may look at more than one element. It is given slices of tensors,
-        which are the same on any number of servers, and no bundles, which are not.
+        which are the same on any number of servers, and no bundles, which are not. A narrowed
+        gradient cannot be cut by its bytes, as bundles are.
         """
-        rules = (self.optimizer, *self.groups)
-        return frozenset(n for n, each in enumerate(rules) if isinstance(each, Updater))
+        rules, narrow = (self.optimizer, *self.groups), bool(self.push_dtype)
+        return frozenset(n for n, each in enumerate(rules) if narrow or isinstance(each, Updater))
 
     @property
     def state(self) -> tuple[str, ...]:
@@ -206,6 +215,8 @@ class Rules(Rule, frozen=True):
             _require_optimizer(optimizer)
         _require("window", self.window, 1)
         self._require_clipping()
+        if self.push_dtype and self.push_dtype not in PUSH_DTYPES:
+            raise UnknownNameError("push_dtype", self.push_dtype, PUSH_DTYPES)
         _require("lambda_0", self.compensation.lambda_0, 0.0)
         _require("decay", self.compensation.decay, 0.0, 1.0)
         return self

@@ -11,6 +11,7 @@ from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Action, Peer
 from syncopate.protocol.clipping import StepNorm
 from syncopate.protocol.messages import Refusal
+from syncopate.protocol.narrow import push_bytes
 from syncopate.protocol.piece import Slice
 from syncopate.protocol.rules import ABORT, DC_ASGD, Rules
 from syncopate.protocol.table import columns_of
@@ -156,7 +157,10 @@ class SliceMachine:
         if table is None or not isinstance(push, msg.PushRows):
             if (table is None) == isinstance(push, msg.PushRows):
                 raise Refusal(msg.MALFORMED, f"no push of {name}: a table's has rows, no other has")
-            if nbytes != (wanted := self.spec.carried_bytes(state)):
+            wanted = push_bytes(self.spec, self._rules.push_dtype)
+            if not push.sequence:
+                wanted = self.spec.carried_bytes(state)
+            if nbytes != wanted:
                 reason = f"{nbytes} bytes for {name}; a push of it has {wanted}"
                 raise Refusal(msg.WRONG_SIZE, reason)
             return

@@ -12,10 +12,11 @@ from syncopate.protocol import messages as msg
 from syncopate.protocol.limits import HEADER_BYTES
 from syncopate.protocol.messages import Refusal
 from syncopate.protocol.piece import Slice, TableSlice
-from syncopate.protocol.rules import SGD, Adagrad, Adam, Rules
+from syncopate.protocol.rules import SGD, Adagrad, Adam, Rules, Updater
 from syncopate.protocol.table import Normal, Table
 
 TABLE = Table(rows=10**9, width=4, initial=Normal(std=0.1, seed=3))
+OWN = Updater(name="a.b:C", lr=0.1, options={"x": 1, "y": True, "z": "s"}, state=("m",))
 SLICES = (Slice(0, "w", "float32", 0, 4), Slice(1, "w", "float32", 4, 4))
 STANDING = msg.NodeStanding("server", 0, "here", 0.5, "tcp://h:1", msg.Figures(1, 2, 3, 4, 5))
 ALL = [
@@ -37,6 +38,7 @@ ALL = [
     (codec.ToServer, msg.Hello("run", 1, "token")),
     (codec.ToServer, msg.Declare("digest", Rules(optimizer=SGD(lr=0.5, momentum=0.9)), SLICES)),
     (codec.ToServer, msg.Declare("digest", Rules(mode="asgd", optimizer=Adam()), SLICES)),
+    (codec.ToServer, msg.Declare("digest", Rules(optimizer=OWN, groups=(Adam(),)), SLICES)),
     (
         codec.ToServer,
         msg.DeclareTable(
@@ -46,6 +48,8 @@ ALL = [
         ),
     ),
     (codec.ToServer, msg.Push(4, 7, 0.25)),
+    (codec.ToServer, msg.Skip(4, 7, 0.25)),
+    (codec.ToServer, msg.Norm(7, 1.5)),
     (codec.ToServer, msg.PushRows(2**30, 7, 0.25, 1, 2, False)),
     (codec.ToServer, msg.BeginRows(2**30, 0, state=("sum",), steps=4)),
     (codec.ToServer, msg.PullRows(2**30, 7, 12, -3, 100)),
@@ -58,6 +62,7 @@ ALL = [
     (codec.FromServer, msg.HelloWanted()),
     (codec.FromServer, msg.Ack(4, -1, -1)),
     (codec.FromServer, msg.Weights(4, 7, 12)),
+    (codec.FromServer, msg.Share(7, 2.25)),
     (codec.FromServer, msg.State(4, 7, 12, ("momentum",))),
     (codec.FromServer, msg.Rows(2**30, 7, 12)),
     (codec.FromServer, msg.TableState(2**30, 7, 12, 1000, 4, ("sum",))),

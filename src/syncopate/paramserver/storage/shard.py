@@ -13,6 +13,7 @@ import torch
 import zmq
 from torch import Tensor
 
+from syncopate.paramserver.narrow import decoded
 from syncopate.paramserver.rows.frames import ascends, ids_of, rows_of
 from syncopate.paramserver.rows.hashing import servers_of
 from syncopate.paramserver.rows.share import TableShare
@@ -31,6 +32,7 @@ from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Add, Answer, Ask, Initialise, Measure, Stage, Update
 from syncopate.protocol.bundle import Cut
 from syncopate.protocol.messages import Refusal
+from syncopate.protocol.narrow import is_narrowed
 from syncopate.protocol.piece import Slice, TableSlice
 from syncopate.protocol.rules import STEPS, Rules
 from syncopate.protocol.slice import Position
@@ -130,8 +132,12 @@ class Shard:
         if action.key in self._tables:
             self._tables[action.key].stage(action, tensor_of(frame, torch.uint8))
             return
-        dtype = dtype_of(self._specs[action.key].dtype)
-        data = tensor_of(frame, dtype)
+        spec = self._specs[action.key]
+        dtype, push_dtype = dtype_of(spec.dtype), self._rules[spec.group].push_dtype
+        if action.sequence and len(frame) and is_narrowed(spec, push_dtype):
+            data = decoded(spec, push_dtype, tensor_of(frame, torch.uint8))
+        else:
+            data = tensor_of(frame, dtype)
         if action.part is not None:
             begin, end = (at // dtype.itemsize for at in action.part)
             data = data[begin:end]
