@@ -87,6 +87,7 @@ class ParameterServer:
         self._early: deque[Arrival] = deque(maxlen=_EARLY)
         tap = Tap(msg.SERVER, lambda: self.refused)
         tap.counters.kept = self._kept
+        tap.counters.waiting = lambda: 0 if self._shard is None else self._shard.waiting
         wire = Wire(load_key(job.key), self._limits, tap, faults)
         try:
             address = wire.listen(own_host(job), port)

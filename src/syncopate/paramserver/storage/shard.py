@@ -101,7 +101,7 @@ class Shard:
     @property
     def waiting(self) -> int:
         """How many gradients, and sums of gradients, are held until an update takes them."""
-        tables = sum(share.waiting for share in self._tables.values())
+        tables = sum(share.waiting for share in list(self._tables.values()))  # in any thread
         return len(self._staged) + len(self._sums) + len(self._means) + tables
 
     def require_rows(
