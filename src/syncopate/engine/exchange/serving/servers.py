@@ -3,11 +3,14 @@
 Servers update each weight by the rule of its group of the only optimizer. Learning rates may
 change from step to step, as schedulers let them; they go along with the gradients. Nothing else
 may. Tables of rows are updated by what trains them, each by a rule of its own.
+
+Where the store's rules name an updater of one's own, servers update by that. The optimizer then
+says learning rates, and those of the updater's options that its groups have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -21,7 +24,7 @@ from syncopate.engine.exchange.groups import parameters_of
 from syncopate.engine.exchange.optimizers import updates_as
 from syncopate.engine.exchange.serving.tables import Embedded, Tables
 from syncopate.errors import EngineError, InvalidValueError, UnknownNameError
-from syncopate.protocol.rules import SGD, STEPS, Adagrad, Adam, OptimizerRule
+from syncopate.protocol.rules import SGD, STEPS, Adagrad, Adam, OptimizerRule, Updater
 from syncopate.protocol.table import require_rows
 
 _LR = "lr"
@@ -101,13 +104,16 @@ def table_rule_of(table: Embedded) -> OptimizerRule:
 
 
 def rules_of(
-    optimizers: Sequence[torch.optim.Optimizer], tables: Sequence[Embedded] = ()
+    optimizers: Sequence[torch.optim.Optimizer],
+    tables: Sequence[Embedded] = (),
+    updater: Updater | None = None,
 ) -> list[tuple[Mapping[str, Any], OptimizerRule]]:
     """Return how servers do what the optimizer of a model does.
 
     Args:
         optimizers: of the model; one.
         tables: whose rows are updated each by a rule of its own.
+        updater: what servers do instead.
 
     Returns:
         Each group of the optimizer that has other parameters than tables, and its rule.
@@ -127,7 +133,17 @@ def rules_of(
         for group in optimizer.param_groups
         if not group["params"] or any(id(each) not in theirs for each in group["params"])
     ]
+    if updater is not None:
+        return [(group, _as_group_says(updater, group)) for group in groups]
     return list(zip(groups, _rules_of(optimizer, groups, _RULES), strict=True))
+
+
+def _as_group_says(updater: Updater, group: Mapping[str, Any]) -> Updater:
+    options = {
+        name: group[name] if isinstance(group.get(name), bool | int | float | str) else value
+        for name, value in updater.options.items()
+    }
+    return msgspec.structs.replace(updater, lr=float(group[_LR]), options=options)
 
 
 def _rules_of(
@@ -159,17 +175,24 @@ _NAMES = {
 
 
 def state_of(
-    optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor]
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor], own: Collection[str] = ()
 ) -> dict[str, dict[str, Tensor]]:
-    """Return what an optimizer knows of ``parameters``, by name, as servers take it."""
+    """Return what an optimizer knows of ``parameters``, by name, as servers take it.
+
+    Args:
+        optimizer: of torch.
+        parameters: by name.
+        own: names of what an updater of one's own remembers, which torch calls the same.
+    """
+    names = _NAMES | {name: name for name in own if name not in _NAMES.values()}
     found: dict[str, dict[str, Tensor]] = {}
     for name, parameter in parameters.items():
         state = optimizer.state.get(parameter, {})
         known = state.items() if state.get("step", 1) else ()  # Adagrad has some at once
         entries = {
-            _NAMES[key]: _flat(parameter, value) if key != "step" else _counted(value)
+            names[key]: _flat(parameter, value) if key != "step" else _counted(value)
             for key, value in known
-            if key in _NAMES and value is not None
+            if key in names and value is not None
         }
         if entries:
             found[name] = entries
@@ -180,12 +203,13 @@ def whole_of(
     parameter: Tensor, entries: Mapping[str, Tensor], device: str | torch.device
 ) -> dict[str, Tensor]:
     """Return what servers know of ``parameter`` as torch's optimizers have it, on ``device``."""
-    found = {}
-    for key, name in _NAMES.items():
-        if name == STEPS and name in entries:
-            found[key] = entries[name].reshape(()).to(torch.float32)  # on the CPU, as torch has it
-        elif name in entries:
-            found[key] = view_like(parameter, entries[name].to(device), 0)
+    found, torchs = {}, {name: key for key, name in _NAMES.items()}
+    for name, value in entries.items():
+        key = torchs.get(name, name)
+        if name == STEPS:
+            found[key] = value.reshape(()).to(torch.float32)  # on the CPU, as torch has it
+        else:
+            found[key] = view_like(parameter, value.to(device), 0)
     return found
 
 
@@ -242,8 +266,9 @@ class Servers(NamedTuple):
                 name: trained.get(id(parameter), groups[0][1])
                 for name, parameter in parameters.items()
             }
-            alike = len(set(rules.values())) == 1
-            known = state_of(self.optimizer, parameters)
+            alike = all(rule == groups[0][1] for rule in rules.values())
+            own = groups[0][1].state if isinstance(groups[0][1], Updater) else ()
+            known = state_of(self.optimizer, parameters, own)
             self.store.init(weights, groups[0][1] if alike else rules, known)
             for name, parameter in parameters.items():
                 self.told[id(parameter)] = Told(name, rules[name])
@@ -251,7 +276,7 @@ class Servers(NamedTuple):
 
     @property
     def _groups(self) -> list[tuple[Mapping[str, Any], OptimizerRule]]:
-        return rules_of((self.optimizer,), self.tables.embedded)
+        return rules_of((self.optimizer,), self.tables.embedded, _updater_of(self.store))
 
     @property
     def synchronous(self) -> bool:
@@ -305,6 +330,11 @@ class Servers(NamedTuple):
             self.store.set_learning_rate(lr, some if len(names) > 1 else None)
 
 
+def _updater_of(store: Store) -> Updater | None:
+    optimizer = store.rules.optimizer
+    return optimizer if isinstance(optimizer, Updater) else None
+
+
 def _require_as_told(told: Told, rule: OptimizerRule) -> None:
     """Refuse values of an optimizer that servers were not told."""
     changed = [
@@ -347,7 +377,7 @@ def served_by(
         rule = "one with on_worker_loss='abort': the ranks of a model train all or not at all"
         given = f"a KVStore with on_worker_loss={store.rules.on_worker_loss!r}"
         raise InvalidValueError("exchange", given, rule)
-    rules_of(optimizers, tables)
+    rules_of(optimizers, tables, _updater_of(store))
     for table in tables:
         require_rows(msgspec.structs.replace(store.rules, optimizer=table_rule_of(table)))
     return Servers(store, optimizers[0], {}, Tables(store, tables))
