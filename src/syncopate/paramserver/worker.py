@@ -17,6 +17,7 @@ from syncopate.paramserver.narrow import Narrowing
 from syncopate.paramserver.pieces import Declared, empty, filled
 from syncopate.paramserver.rows.tables import Tables, TableState, whole_table
 from syncopate.paramserver.session import Session
+from syncopate.paramserver.steps import Steps
 from syncopate.paramserver.storage.optimizers import States, collecting, whole_states, with_state
 from syncopate.protocol.actions import Action
 from syncopate.protocol.bundle import Place
@@ -70,6 +71,7 @@ class KVStore:
         self._rates: dict[str, float] = {}
         narrow = self.rules.push_dtype
         self._narrowing = Narrowing(narrow) if narrow else None
+        self._steps = Steps(())
         self._session = Session(job, self._limits)
         roster = self._session.roster
         self.rank = roster.rank
@@ -113,6 +115,8 @@ class KVStore:
         most = self._limits.slice_bytes
         self._declared = Declared(tensors, self.num_servers, most, rules, groups)
         self.rules = rules
+        if rules.clip_norm is not None:
+            self._steps = Steps(tensors)
         self._session.declare(self._declared.layout, self.rules)
         handles = []
         if self.rank == FIRST:
@@ -143,7 +147,11 @@ class KVStore:
             UnknownNameError, InvalidValueError: no such tensor, or not as it was declared.
             ParameterServerError: the job is over.
         """
-        return self._push(tensors, priority, self._narrowing)
+        handle = self._push(tensors, priority, self._narrowing)
+        if self.rules.clip_norm is not None:
+            self._steps.push(tensors)
+            handle.guard(self._require_whole_where_durable)
+        return handle
 
     def pull(self, key: str, out: Tensor, priority: int = 0) -> Handle:
         """Receive weights into ``out``; see :meth:`pull_many`."""
@@ -166,6 +174,7 @@ class KVStore:
         pieces, finish = empty(declared.layout, slices, outs)
         handle, session = self._session.handle(len(slices)), self._session
         handle.finish(finish)
+        handle.guard(self._steps.require_whole)
 
         def pull(machine: WorkerMachine, piece: Slice, place: Place) -> list[Action]:
             part, begin, end = place
@@ -192,6 +201,7 @@ class KVStore:
         layout, names = declared.layout, declared.names
         slices = layout.pieces(names)
         handle, session = self._session.handle(len(slices)), self._session
+        handle.guard(self._steps.require_whole)
 
         def taking(place: Place) -> Pulled:
             take = collecting(place[0], layout.members(place[0]), found)
@@ -356,7 +366,13 @@ class KVStore:
 
         Raises:
             ParameterServerError: the job failed, or the time is over.
+            InvalidValueError: with ``clip_norm`` some tensors of the last step were not pushed.
         """
+        try:
+            self._steps.require_whole()
+        except InvalidValueError as error:
+            self._session.give_up(str(error))
+            raise
         self._session.close(timeout_s)
 
     def __enter__(self) -> KVStore:
@@ -383,6 +399,12 @@ class KVStore:
     def refused(self) -> dict[str, int]:
         """How many messages were refused so far, by reason."""
         return self._session.refused
+
+    def _require_whole_where_durable(self) -> None:
+        """Refuse to wait until a push is on disk, which is after the step that it is in."""
+        machine = self._session.machine
+        if machine is not None and machine.durable:
+            self._steps.require_whole()
 
     def _first(self, key: str, tensor: Tensor, state: Mapping[str, Tensor]) -> Handle:
         """Push the first value of a tensor, and what the optimizer remembers of it."""

@@ -74,6 +74,11 @@ class WorkerMachine:
         return not self._busy
 
     @property
+    def durable(self) -> bool:
+        """Whether a server keeps its state on disk."""
+        return any(link.durable for link in self._links)
+
+    @property
     def last_norm(self) -> float | None:
         """The norm of the newest step of which it is known, before it was clipped."""
         return self._norms.last

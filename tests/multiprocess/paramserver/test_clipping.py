@@ -134,3 +134,25 @@ def asynchronous(store):
 def test_a_push_without_a_gradient_is_of_the_synchronous_mode():
     with LocalServers(workers=1, servers=1, rules=Rules(mode="asgd")) as job:
         job.start(asynchronous)[0].result()
+
+
+def part_of_a_step(store, wait):
+    """Push one of two tensors, and wait for something that takes a step of both."""
+    weights = {"a": torch.zeros(3), "b": torch.zeros(3)}
+    store.init(weights)
+    pushed = store.push("a", torch.ones(3))
+    if wait == "pull":
+        store.pull("a", weights["a"]).wait()
+    elif wait == "push":
+        pushed.wait()
+    elif wait == "state":
+        store.state()
+
+
+@pytest.mark.parametrize("wait", ["pull", "push", "state", "close"])
+def test_nobody_waits_for_a_step_of_which_some_tensors_are_not_pushed(wait, tmp_path):
+    state = tmp_path if wait == "push" else None
+    with LocalServers(workers=1, servers=1, rules=Rules(clip_norm=1.0), state=state) as job:
+        said = job.start(part_of_a_step, wait)[0].refusal()
+        assert "the number of pushes of 'b' is 0; it must be 1" in said
+        assert job.ended() is not None
