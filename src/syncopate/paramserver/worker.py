@@ -431,7 +431,7 @@ class KVStore:
         """Send tensors; in fewer bits than they have where something narrows them."""
         declared = self._ready(next(iter(tensors), ""))
         rates, slices, nbytes = dict[int, float | None](), list[Slice](), 0
-        pieces: dict[int, Tensor | None] = {}
+        pieces: dict[int, Tensor] = {}
         for lr, some in self._alike(tensors):
             alike = declared.slices(some)
             rates |= dict.fromkeys((piece.key for piece in alike), lr)
