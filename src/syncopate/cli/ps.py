@@ -135,10 +135,21 @@ def scheduler(
     Scheduler(job, limits, state=state).run(show)
 
 
+def _allow(names: list[str] | None) -> list[str] | None:
+    """Take note of classes that servers may import; every server looks there."""
+    from syncopate.paramserver.storage.updaters import VARIABLE as UPDATERS
+    from syncopate.paramserver.storage.updaters import updaters_from
+
+    if names:
+        os.environ[UPDATERS] = ",".join((*updaters_from(os.environ), *names))
+    return names
+
+
 _Updaters = Annotated[
     list[str] | None,
     typer.Option(
         "--updater",
+        callback=_allow,
         metavar="MODULE:CLASS",
         help="A class that workers may ask servers to import and update by; may be repeated.",
     ),
@@ -189,7 +200,7 @@ def server(
         state=state,
         limits=limits,
         faults=faults_from(os.environ),
-        updaters=(*updaters_from(os.environ), *(updater or ())),
+        updaters=updaters_from(os.environ),
     ).run()
 
 
@@ -231,7 +242,6 @@ def local(
       syncopate ps local --servers 2 --workers 4 -- python train.py
     """
     from syncopate.paramserver.launch import LocalJob
-    from syncopate.paramserver.storage.updaters import VARIABLE as UPDATERS
 
     if restarts and state is None:
         raise InvalidValueError("--restarts", restarts, "0 without --state")
@@ -243,8 +253,6 @@ def local(
     job = Job(
         servers=servers, workers=workers, key=key, name=name, on_worker_loss=loss
     ).require_valid()
-    if updater:
-        os.environ[UPDATERS] = ",".join(updater)
     running = LocalJob(job, command, state=state, restarts=restarts)
     _remark(
         f"parameter server on this machine: {job.servers} servers, {job.workers} workers, "
