@@ -14,7 +14,7 @@ from syncopate.cli.common.options import grouped
 from syncopate.cli.common.ranks import take_ports
 from syncopate.errors import InvalidValueError
 from syncopate.metrics.place import VARIABLE, place_of
-from syncopate.paramserver.job import Job, job_from
+from syncopate.paramserver.job import UPDATERS, Job, job_from, updaters_from
 from syncopate.protocol.limits import Limits
 from syncopate.protocol.rules import ON_WORKER_LOSS
 from syncopate.units import parse_bytes
@@ -137,9 +137,6 @@ def scheduler(
 
 def _allow(names: list[str] | None) -> list[str] | None:
     """Take note of classes that servers may import; every server looks there."""
-    from syncopate.paramserver.storage.updaters import VARIABLE as UPDATERS
-    from syncopate.paramserver.storage.updaters import updaters_from
-
     if names:
         os.environ[UPDATERS] = ",".join((*updaters_from(os.environ), *names))
     return names
@@ -189,7 +186,6 @@ def server(
       syncopate ps server --host 10.0.0.1 --key job.key --state /var/lib/train/server-0
     """
     from syncopate.paramserver.server import ParameterServer
-    from syncopate.paramserver.storage.updaters import updaters_from
     from syncopate.paramserver.wire.faults import faults_from
 
     take_ports(ports)

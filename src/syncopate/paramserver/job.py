@@ -32,8 +32,16 @@ from syncopate.protocol.rules import ON_WORKER_LOSS, Rules
 
 ROLES = ("scheduler", "server", "worker")
 
+UPDATERS = "SYNCOPATE_PS_UPDATERS"
+"""The variable that names the classes that a server may import."""
+
 _LOCAL = "127.0.0.1"
 _PORT = 9091
+
+
+def updaters_from(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the names that :data:`UPDATERS` allows."""
+    return tuple(name for name in environment.get(UPDATERS, "").split(",") if name)
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ no more than a name, numbers and texts.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Protocol
 
@@ -20,9 +20,6 @@ from syncopate.paramserver.storage import optimizers
 from syncopate.paramserver.storage.optimizers import State
 from syncopate.paramserver.tensors import name_of
 from syncopate.protocol.rules import MEAN_SQUARE, STEPS, OptimizerRule, Updater
-
-VARIABLE = "SYNCOPATE_PS_UPDATERS"
-"""Names that a server may import, with commas between them."""
 
 Updating = Callable[[float | None, Tensor, Tensor, State], None]
 """Updates weights by a gradient and what is remembered, at a learning rate or that of the rule."""
@@ -44,11 +41,6 @@ class Own(Protocol):
                 names that the rule has.
             lr: the learning rate.
         """
-
-
-def updaters_from(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names that :data:`VARIABLE` allows."""
-    return tuple(name for name in environment.get(VARIABLE, "").split(",") if name)
 
 
 class Updaters:

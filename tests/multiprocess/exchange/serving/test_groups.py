@@ -62,13 +62,15 @@ def trained(rank, _world, job, name):
             schedule.step()
         weights = {key: value.clone() for key, value in model.state_dict().items()}
         whole = model.syncopate.state_dict(optimizer, everywhere=True)["optimizer"]["state"]
-        optimizer.param_groups[1]["weight_decay"] = 0.5
         optimizer.zero_grad()
-        decay = refusal(lambda: backward(model, 0, rank))
-        optimizer.param_groups[1]["weight_decay"] = 0.0
         backward(model, 0, rank)
-        optimizer.param_groups[2]["lr"] = 0.5
+        before, optimizer.param_groups[2]["lr"] = optimizer.param_groups[2]["lr"], 0.5
         rate = refusal(optimizer.step)
+        optimizer.param_groups[2]["lr"] = before
+        optimizer.step()
+        optimizer.zero_grad()
+        optimizer.param_groups[1]["weight_decay"] = 0.5
+        decay = refusal(lambda: backward(model, 0, rank))
     return weights, whole, decay, rate
 
 
