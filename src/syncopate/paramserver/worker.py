@@ -449,7 +449,9 @@ class KVStore:
             part, begin, end = place
             whole, lr, now_s = pieces.get(piece.key), rates[piece.key], session.now_s()
             number, actions = machine.push(part.key, priority, lr, now_s, skip=whole is None)
-            data = _NOTHING if whole is None else whole[begin:end]
+            data = _NOTHING if whole is None else whole
+            if part is not piece:  # else all of it, which may be narrowed
+                data = data[begin:end]
             session.pending.pushes((part.key, number), Pushed(data, handle))
             return actions
 

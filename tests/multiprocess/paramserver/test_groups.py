@@ -78,24 +78,27 @@ def test_each_tensor_is_updated_by_its_own_optimizer_at_its_own_rate():
         assert set(state[NAMES[3]]) == {"momentum"}
 
 
-def part(store, steps, tensors, state):
-    """Train some steps; return the weights and what the optimizers remember."""
+def part(store, steps, begin, end):
+    """Train some steps, from the file ``begin`` on, if there is one, to the file ``end``."""
+    tensors, state = torch.load(begin) if begin.exists() else (weights(), None)
     store.init(tensors, OWN, state)
     for step in steps:
         store.push_many(gradients(step, store.rank))
         store.pull_many(tensors).wait()
-    return tensors, store.state()
+    torch.save((tensors, store.state()), end)
 
 
-def test_a_job_goes_on_from_the_state_of_each_tensor_on_any_number_of_servers():
+def test_a_job_goes_on_from_the_state_of_each_tensor_on_any_number_of_servers(tmp_path):
     rules = Rules(optimizer=SGD(lr=0.1, momentum=0.9))
 
     def run(servers, *args):
         with LocalServers(workers=1, servers=servers, rules=rules) as job:
-            return job.start(part, *args)[0].result()
+            job.start(part, *args)[0].result()
+        return torch.load(args[-1])
 
-    whole, known = run(2, range(4), weights(), None)
-    found, state = run(3, range(2, 4), *run(2, range(2), weights(), None))
+    whole, known = run(2, range(4), tmp_path / "none", tmp_path / "whole")
+    run(2, range(2), tmp_path / "none", tmp_path / "first")
+    found, state = run(3, range(2, 4), tmp_path / "first", tmp_path / "second")
     assert [name for name in NAMES if not torch.equal(found[name], whole[name])] == []
     assert int(state[NAMES[0]]["steps"]) == int(known[NAMES[0]]["steps"]) == 4
 
