@@ -216,6 +216,20 @@ PLANTED: tuple[Planted, ...] = (
         ("tests/unit/protocol/test_worker.py",),
     ),
     Planted(
+        "a server says its share of a norm once, and a lost message ends it",
+        "protocol/server.py",
+        "again = [] if self._norm.share is None else [self._share(worker)]",
+        "again = []",
+        ("tests/unit/protocol/test_clipping.py",),
+    ),
+    Planted(
+        "a worker forgets the norm of a step that a server may have to take again",
+        "protocol/clipping.py",
+        "self._most = window + 1",
+        "self._most = 1",
+        ("tests/unit/protocol/test_clipping.py",),
+    ),
+    Planted(
         "ZeroMQ gets payloads without a limit of their number",
         "paramserver/wire/outbox.py",
         "return few and count < IN_FLIGHT_MESSAGES",

@@ -13,6 +13,7 @@ from serving import processes
 from serving.processes import SmallJob
 from syncopate import KVStore
 from syncopate.artifacts.artifact import Record
+from syncopate.protocol import codec
 from syncopate.protocol import messages as msg
 from syncopate.protocol.piece import Slice
 from syncopate.protocol.rules import Rules
@@ -62,7 +63,7 @@ def nonsense(chance: random.Random) -> list[bytes]:
         msg.Finish(),
     )
     kind = chance.random()
-    data = bytearray(msg.encode(chance.choice(real)))
+    data = bytearray(codec.encode(chance.choice(real)))
     if kind < 0.3:
         data = bytearray(chance.randbytes(chance.randrange(60)))
     elif kind < 0.6:
@@ -151,6 +152,6 @@ def _fence(socket: zmq.Socket[bytes], name: str, at_server: bool) -> None:
     message: msg.Message = msg.Hello(name, 0, "fence")
     if not at_server:
         message = msg.Register(msg.PROTOCOL, name, "worker", "fence")
-    socket.send(msg.encode(message))
+    socket.send(codec.encode(message))
     while name.encode() not in socket.recv():
         pass

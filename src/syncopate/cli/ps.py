@@ -14,7 +14,7 @@ from syncopate.cli.common.options import grouped
 from syncopate.cli.common.ranks import take_ports
 from syncopate.errors import InvalidValueError
 from syncopate.metrics.place import VARIABLE, place_of
-from syncopate.paramserver.job import Job, job_from
+from syncopate.paramserver.job import UPDATERS, Job, job_from, updaters_from
 from syncopate.protocol.limits import Limits
 from syncopate.protocol.rules import ON_WORKER_LOSS
 from syncopate.units import parse_bytes
@@ -135,6 +135,24 @@ def scheduler(
     Scheduler(job, limits, state=state).run(show)
 
 
+def _allow(names: list[str] | None) -> list[str] | None:
+    """Take note of classes that servers may import; every server looks there."""
+    if names:
+        os.environ[UPDATERS] = ",".join((*updaters_from(os.environ), *names))
+    return names
+
+
+_Updaters = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--updater",
+        callback=_allow,
+        metavar="MODULE:CLASS",
+        help="A class that workers may ask servers to import and update by; may be repeated.",
+    ),
+]
+
+
 @ps.command()
 @grouped(place=_place, limits=_limits, metrics=_metrics)
 def server(
@@ -142,6 +160,7 @@ def server(
     place: dict[str, object],
     limits: Limits,
     metrics: None,
+    updater: _Updaters = None,
     own_host: Annotated[
         str | None, typer.Option("--own-host", help="Where the others reach this server.")
     ] = None,
@@ -172,7 +191,12 @@ def server(
     take_ports(ports)
     job = _job("server", place | ({} if own_host is None else {"host": own_host}))
     ParameterServer(
-        job, port=own_port, state=state, limits=limits, faults=faults_from(os.environ)
+        job,
+        port=own_port,
+        state=state,
+        limits=limits,
+        faults=faults_from(os.environ),
+        updaters=updaters_from(os.environ),
     ).run()
 
 
@@ -202,6 +226,7 @@ def local(
             "of what the script's rules say."
         ),
     ] = None,
+    updater: _Updaters = None,
 ) -> None:
     """Run scheduler, servers and workers on this machine.
 

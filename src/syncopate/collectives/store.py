@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from syncopate.protocol.rules import SGD, Adagrad, Adam, Rules
+    from syncopate.protocol.rules import OptimizerRule, Rules
 
 
 class StoreHandle(Protocol):
@@ -53,13 +53,14 @@ class Store(Protocol):
     def init(
         self,
         tensors: Mapping[str, Tensor],
-        optimizer: SGD | Adam | Adagrad | None = None,
+        optimizer: OptimizerRule | Mapping[str, OptimizerRule] | None = None,
         state: Mapping[str, Mapping[str, Tensor]] | None = None,
     ) -> None:
         """Give the servers worker 0's ``tensors``, and every worker the same values.
 
         Blocks until all workers have called it. Once per job. The servers update by ``optimizer``,
-        where one is given, and not by that of the rules; ``state`` is what it remembers.
+        where one is given, and not by that of the rules, or by one for each name; ``state`` is what
+        it remembers.
         """
 
     def state(self) -> Mapping[str, Mapping[str, Tensor]]:
@@ -69,14 +70,17 @@ class Store(Protocol):
         ``"steps"``, one integer.
         """
 
-    def push(self, key: str, tensor: Tensor, priority: int = 0) -> StoreHandle:
+    def push(self, key: str, tensor: Tensor | None, priority: int = 0) -> StoreHandle:
         """Send a gradient in the background; the highest priority goes first.
 
         Until the handle is done the tensor must not change.
         """
 
-    def push_many(self, tensors: Mapping[str, Tensor], priority: int = 0) -> StoreHandle:
-        """Send several gradients as one submission, in their order; see :meth:`push`."""
+    def push_many(self, tensors: Mapping[str, Tensor | None], priority: int = 0) -> StoreHandle:
+        """Send several gradients as one submission, in their order; see :meth:`push`.
+
+        None, where updates wait for all workers: this one has no gradient.
+        """
 
     def pull(self, key: str, out: Tensor, priority: int = 0) -> StoreHandle:
         """Receive weights into ``out``, with all in them that this worker pushed before.
@@ -92,7 +96,7 @@ class Store(Protocol):
         self,
         key: str,
         table: Tensor,
-        optimizer: SGD | Adam | Adagrad | None = None,
+        optimizer: OptimizerRule | None = None,
         state: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Give the servers worker 0's ``table`` of rows, and every worker the same values.
@@ -120,8 +124,8 @@ class Store(Protocol):
     def table_state(self, key: str) -> Mapping[str, Tensor]:
         """Return the rows that servers keep, and what the optimizer remembers of them."""
 
-    def set_learning_rate(self, lr: float) -> None:
-        """Let the servers use ``lr`` for every push from now on."""
+    def set_learning_rate(self, lr: float, keys: Iterable[str] | None = None) -> None:
+        """Let the servers use ``lr`` for every push from now on, of all tensors or of some."""
 
     def close(self) -> None:
         """Wait until all pushes are over, and leave the job."""

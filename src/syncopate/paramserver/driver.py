@@ -182,6 +182,7 @@ class Handle:
         self._driver = driver
         self._left = parts
         self._finish = finish
+        self._guard: Callable[[], None] | None = None
         self._over = False
         # Held until it is over: an Event takes longer to make than all else that a handle does.
         self._waiting = threading.Lock()
@@ -195,6 +196,10 @@ class Handle:
         assert self._finish is None
         self._finish = function
 
+    def guard(self, function: Callable[[], None]) -> None:
+        """Call ``function`` before each wait; it raises where that would not end."""
+        self._guard = function
+
     def done(self) -> bool:
         """Say whether it is over, well or badly, without blocking."""
         return self._over
@@ -204,7 +209,10 @@ class Handle:
 
         Raises:
             ParameterServerError: it will never be; the message says why.
+            InvalidValueError: with ``clip_norm`` other tensors of the step were not pushed.
         """
+        if self._guard is not None and not self._over:
+            self._guard()
         while not self._over:
             # A limit lets Ctrl-C through on every platform.
             if not self._driver.drive(self.done) and self._waiting.acquire(timeout=_POLL_S):

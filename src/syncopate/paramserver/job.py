@@ -13,6 +13,7 @@ variable                          what it says
 ``SYNCOPATE_PS_JOB``              the job's name; processes of another job are refused
 ``SYNCOPATE_PS_KEY``              the job's key file: everything is encrypted, no other is let in
 ``SYNCOPATE_PS_INSECURE``         ``1``: no key is asked for where addresses are not local
+``SYNCOPATE_PS_UPDATERS``         classes that a server may import, with commas between them
 ``SYNCOPATE_PS_ON_WORKER_LOSS``   ``abort`` or ``continue``, overrides the workers' scripts
 ================================  ==================================================================
 """
@@ -31,8 +32,16 @@ from syncopate.protocol.rules import ON_WORKER_LOSS, Rules
 
 ROLES = ("scheduler", "server", "worker")
 
+UPDATERS = "SYNCOPATE_PS_UPDATERS"
+"""The variable that names the classes that a server may import."""
+
 _LOCAL = "127.0.0.1"
 _PORT = 9091
+
+
+def updaters_from(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the names that :data:`UPDATERS` allows."""
+    return tuple(name for name in environment.get(UPDATERS, "").split(",") if name)
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from syncopate.paramserver.wire.sockets import Wire
 from syncopate.protocol import actions as act
+from syncopate.protocol import codec
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import SCHEDULER, Action
 from syncopate.protocol.limits import Limits
@@ -110,7 +111,7 @@ class Membership:
         self._send()
         for arrival in self._wire.receive(TICK_S):
             try:
-                message, _ = self._wire.opened(msg.FromScheduler, arrival)
+                message, _ = self._wire.opened(codec.FromScheduler, arrival)
             except Refusal:
                 continue
             with self._lock:

@@ -20,6 +20,7 @@ from syncopate.paramserver.tensors import (
 from syncopate.protocol.bundle import BUNDLE
 from syncopate.protocol.layout import Layout, TensorSpec
 from syncopate.protocol.piece import Slice
+from syncopate.protocol.rules import Rules
 
 
 class Declared:
@@ -29,15 +30,27 @@ class Declared:
         layout: their slices.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], servers: int, slice_bytes: int) -> None:
-        """Cut ``tensors``, by name, for so many servers.
+    def __init__(
+        self,
+        tensors: Mapping[str, Tensor],
+        servers: int,
+        slice_bytes: int,
+        rules: Rules,
+        groups: Mapping[str, int],
+    ) -> None:
+        """Cut ``tensors``, by name, for so many servers, which update them by ``rules``.
+
+        ``groups`` are those that are not 0.
 
         Raises:
             InvalidValueError: there is none.
             UnknownNameError: an element type that is not sent.
         """
-        specs = [TensorSpec(n, name_of(t.dtype), t.numel()) for n, t in tensors.items()]
-        self.layout = Layout(specs, servers, slice_bytes)
+        specs = [
+            TensorSpec(name, name_of(each.dtype), each.numel(), groups.get(name, 0))
+            for name, each in tensors.items()
+        ]
+        self.layout = Layout(specs, servers, slice_bytes, rules.apart)
         self._shapes = {name: (t.numel(), t.dtype) for name, t in tensors.items()}
 
     @property
@@ -45,7 +58,7 @@ class Declared:
         """Of all tensors."""
         return self._shapes.keys()
 
-    def slices(self, tensors: Mapping[str, Tensor]) -> list[Slice]:
+    def slices(self, tensors: Mapping[str, Tensor | None]) -> list[Slice]:
         """Return what some tensors are pushed or pulled as.
 
         Raises:
@@ -56,6 +69,8 @@ class Declared:
         found = self.layout.pieces(tensors)
         for key, tensor in tensors.items():
             numel, dtype = self._shapes[key]
+            if tensor is None:
+                continue
             if tensor.numel() != numel or tensor.dtype != dtype:
                 rule = f"{numel} elements of {name_of(dtype)}, as init() was given"
                 raise InvalidValueError(key, f"{tensor.numel()} of {name_of(tensor.dtype)}", rule)

@@ -15,7 +15,7 @@ from syncopate.paramserver.wire.security import load_key
 from syncopate.paramserver.wire.sockets import RefusalLog, Wire
 from syncopate.paramserver.wire.tap import Tap
 from syncopate.protocol import actions as act
-from syncopate.protocol import messages as msg
+from syncopate.protocol import codec
 from syncopate.protocol.actions import SCHEDULER, Action
 from syncopate.protocol.limits import CONTROL_BYTES, Limits
 from syncopate.protocol.membership.awake import AwakeClock
@@ -93,7 +93,7 @@ class Scheduler:
             while not self._machine.settled:
                 for arrival in self._wire.receive(TICK_S):
                     try:
-                        message, _ = self._wire.opened(msg.ToScheduler, arrival)
+                        message, _ = self._wire.opened(codec.ToScheduler, arrival)
                     except Refusal as refusal:
                         self._do(self._machine.refuse(arrival.peer, refusal))
                         continue

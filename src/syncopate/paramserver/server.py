@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
@@ -14,12 +15,14 @@ from syncopate.paramserver.job import Job, own_host
 from syncopate.paramserver.node import Node, new_token
 from syncopate.paramserver.storage.shard import Shard
 from syncopate.paramserver.storage.state import Committer, Identity, Record, StateFolder
+from syncopate.paramserver.storage.updaters import Updaters
 from syncopate.paramserver.tensors import keep_freed_memory
 from syncopate.paramserver.wire.faults import Faults
 from syncopate.paramserver.wire.security import load_key
 from syncopate.paramserver.wire.sockets import Arrival, RefusalLog, Wire
 from syncopate.paramserver.wire.tap import Tap
 from syncopate.protocol import actions as act
+from syncopate.protocol import codec
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Action
 from syncopate.protocol.bundle import BUNDLE
@@ -33,7 +36,7 @@ _EARLY, _EARLY_BYTES = 1024, 4096
 they may be: a worker says hello, and nothing else."""
 
 
-_COMPUTED = act.Stage | act.Ask | act.Add | act.Initialise | act.Update | act.Answer
+_COMPUTED = act.Stage | act.Ask | act.Add | act.Initialise | act.Measure | act.Update | act.Answer
 
 
 class ParameterServer:
@@ -47,6 +50,7 @@ class ParameterServer:
         state: Path | None = None,
         limits: Limits | None = None,
         faults: Faults | None = None,
+        updaters: Collection[str] = (),
     ) -> None:
         """Listen, and read what is on disk.
 
@@ -56,6 +60,7 @@ class ParameterServer:
             state: a folder to keep state in; None: in memory alone.
             limits: times and sizes.
             faults: for tests.
+            updaters: names of classes that it may import, as ``"package.module:Class"``.
 
         Raises:
             ParameterServerError: it cannot listen.
@@ -68,6 +73,7 @@ class ParameterServer:
         self._records: dict[int, Record] = {}
         if self._folder is not None and self._identity is not None:
             self._records = self._folder.load(self._identity.run)
+        self._updaters = Updaters(updaters)
         self._machine: ServerMachine | None = None
         self._shard: Shard | None = None
         self._committer: Committer | None = None
@@ -81,6 +87,7 @@ class ParameterServer:
         self._early: deque[Arrival] = deque(maxlen=_EARLY)
         tap = Tap(msg.SERVER, lambda: self.refused)
         tap.counters.kept = self._kept
+        tap.counters.waiting = lambda: 0 if self._shard is None else self._shard.waiting
         wire = Wire(load_key(job.key), self._limits, tap, faults)
         try:
             address = wire.listen(own_host(job), port)
@@ -146,7 +153,7 @@ class ParameterServer:
                 self._early.append(arrival)
             return
         try:
-            message, payload = self._node.wire.opened(msg.ToServer, arrival)
+            message, payload = self._node.wire.opened(codec.ToServer, arrival)
             if payload is not None and isinstance(message, msg.PushRows | msg.PullRows):
                 self._require_rows(arrival, message, payload)
         except Refusal as refusal:
@@ -184,7 +191,13 @@ class ParameterServer:
 
     def _compute(
         self,
-        action: act.Stage | act.Ask | act.Add | act.Initialise | act.Update | act.Answer,
+        action: act.Stage
+        | act.Ask
+        | act.Add
+        | act.Initialise
+        | act.Measure
+        | act.Update
+        | act.Answer,
         payload: zmq.Frame | None,
     ) -> None:
         shard, wire, began_s = self._shard, self._node.wire, time.perf_counter()
@@ -200,6 +213,9 @@ class ParameterServer:
         elif isinstance(action, act.Initialise):
             shard.initialise(action)
             wire.tap.worked("initialise", action.key, (0, 0, None), began_s)
+        elif isinstance(action, act.Measure):
+            assert self._machine is not None
+            self._do(self._machine.measured(action, shard.measure(action)))
         elif isinstance(action, act.Update):
             shard.update(action)
             wire.tap.worked("update", action.key, (action.version, 0, None), began_s)
@@ -248,7 +264,7 @@ class ParameterServer:
         )
         if kept is not None:
             specs = self._machine.specs
-            self._shard = Shard(kept.rules or kept.tables[0].rules, specs)
+            self._shard = Shard(kept.rules or kept.tables[0].rules, specs, self._updaters)
             for table in kept.tables:
                 self._shard.keep_table(table)
             current = {spec.key for spec in specs}
@@ -269,7 +285,7 @@ class ParameterServer:
     def _keep(self, action: act.Keep) -> None:
         assert self._machine is not None
         if self._shard is None:
-            self._shard = Shard(action.rules, ())
+            self._shard = Shard(action.rules, (), self._updaters)
         self._shard.keep(action.rules, self._machine.specs)
         self._notes(self._machine.bundles)
         if self._folder is not None and self._identity is not None:
@@ -283,7 +299,7 @@ class ParameterServer:
 
     def _keep_table(self, table: TableSlice) -> None:
         if self._shard is None:
-            self._shard = Shard(table.rules, ())
+            self._shard = Shard(table.rules, (), self._updaters)
         self._shard.keep_table(table)
         if self._folder is not None and self._identity is not None:
             tables = (*self._identity.tables, table)

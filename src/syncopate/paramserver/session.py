@@ -25,6 +25,7 @@ from syncopate.paramserver.wire.security import load_key
 from syncopate.paramserver.wire.sockets import Arrival, Wire
 from syncopate.paramserver.wire.tap import Tap
 from syncopate.protocol import actions as act
+from syncopate.protocol import codec
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Action
 from syncopate.protocol.bundle import Place
@@ -264,7 +265,7 @@ class Session:
         if self.machine is None or not isinstance(arrival.peer, int):
             return
         try:
-            message, payload = self._wire.opened(msg.FromServer, arrival)
+            message, payload = self._wire.opened(codec.FromServer, arrival)
         except Refusal as refusal:
             self.machine.refused[refusal.kind] += 1
             return

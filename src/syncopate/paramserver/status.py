@@ -14,6 +14,7 @@ from syncopate.paramserver.job import Job
 from syncopate.paramserver.wire.security import load_key
 from syncopate.paramserver.wire.sockets import Wire
 from syncopate.paramserver.wire.tap import Tap
+from syncopate.protocol import codec
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import SCHEDULER
 from syncopate.protocol.limits import Limits
@@ -121,7 +122,7 @@ def status(job: Job, answer_s: float = ANSWER_S) -> JobStatus:
         while time.monotonic() < until_s:
             for arrival in wire.receive(_POLL_S):
                 try:
-                    said, _ = wire.opened(msg.FromScheduler, arrival)
+                    said, _ = wire.opened(codec.FromScheduler, arrival)
                 except Refusal:
                     continue
                 if isinstance(said, msg.Standing):

@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
 import torch
 from torch import Tensor
 
-from syncopate.errors import InvalidValueError
+from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.paramserver.driver import Handle, Pulled, Pushed, filling
 from syncopate.paramserver.job import Job, job_from
+from syncopate.paramserver.narrow import Narrowing
 from syncopate.paramserver.pieces import Declared, empty, filled
 from syncopate.paramserver.rows.tables import Tables, TableState, whole_table
 from syncopate.paramserver.session import Session
+from syncopate.paramserver.steps import Steps
 from syncopate.paramserver.storage.optimizers import States, collecting, whole_states, with_state
 from syncopate.protocol.actions import Action
 from syncopate.protocol.bundle import Place
 from syncopate.protocol.limits import Limits
 from syncopate.protocol.piece import Slice
-from syncopate.protocol.rules import SGD, Adagrad, Adam, Rules
+from syncopate.protocol.rules import OptimizerRule, Rules
 from syncopate.protocol.slice import FIRST
 from syncopate.protocol.table import Table
 from syncopate.protocol.worker import WorkerMachine
 
 if TYPE_CHECKING:
     from syncopate.collectives.store import Store
+
+_NOTHING = torch.empty(0, dtype=torch.uint8)
 
 
 class KVStore:
@@ -64,6 +68,10 @@ class KVStore:
         self._limits = (limits or Limits()).require_valid()
         self._declared: Declared | None = None
         self._lr: float | None = None
+        self._rates: dict[str, float] = {}
+        narrow = self.rules.push_dtype
+        self._narrowing = Narrowing(narrow) if narrow else None
+        self._steps = Steps(())
         self._session = Session(job, self._limits)
         roster = self._session.roster
         self.rank = roster.rank
@@ -74,7 +82,7 @@ class KVStore:
     def init(
         self,
         tensors: Mapping[str, Tensor],
-        optimizer: SGD | Adam | Adagrad | None = None,
+        optimizer: OptimizerRule | Mapping[str, OptimizerRule] | None = None,
         state: States | None = None,
     ) -> None:
         """Give the servers worker 0's ``tensors``, and every worker the same values.
@@ -83,62 +91,66 @@ class KVStore:
 
         Args:
             tensors: by the name that push and pull call them; overwritten with worker 0's values.
-            optimizer: what the servers update by, instead of that of the rules.
+            optimizer: what the servers update by, instead of that of the rules. Or one for some
+                tensors each, by name; the others are updated by that of the rules.
             state: what that remembers of some tensors, as :meth:`state` returned it; worker 0's
                 counts.
 
         Raises:
             InvalidValueError: called twice, or there is none; or a value is out of its range.
-            UnknownNameError: an element type that is not sent.
+            UnknownNameError: an element type that is not sent, or an optimizer of no tensor.
             ParameterServerError: the workers do not agree on names, types or sizes.
         """
         if self._declared is not None:
             raise InvalidValueError("init", "called again", "called once")
-        if optimizer is not None:
-            self.rules = msgspec.structs.replace(self.rules, optimizer=optimizer).require_valid()
-        self._declared = Declared(tensors, self.num_servers, self._limits.slice_bytes)
+        rules, groups = self.rules, dict[str, int]()
+        if isinstance(optimizer, Mapping):
+            for name in optimizer:
+                if name not in tensors:
+                    raise UnknownNameError("tensor of an optimizer", name, tensors)
+            rules, groups = rules.grouped(optimizer)
+        elif optimizer is not None:
+            rules = msgspec.structs.replace(rules, optimizer=optimizer)
+        rules.require_valid()
+        most = self._limits.slice_bytes
+        self._declared = Declared(tensors, self.num_servers, most, rules, groups)
+        self.rules = rules
+        if rules.clip_norm is not None:
+            self._steps = Steps(tensors)
         self._session.declare(self._declared.layout, self.rules)
         handles = []
         if self.rank == FIRST:
             known = state or {}
             if fresh := {name: t for name, t in tensors.items() if not known.get(name)}:
-                handles.append(self.push_many(fresh))
+                handles.append(self._push(fresh, 0))
             handles += [self._first(n, t, known[n]) for n, t in tensors.items() if known.get(n)]
         handles.append(self.pull_many(tensors))
         for handle in handles:
             handle.wait()
 
-    def push(self, key: str, tensor: Tensor, priority: int = 0) -> Handle:
+    def push(self, key: str, tensor: Tensor | None, priority: int = 0) -> Handle:
         """Send a gradient in the background; see :meth:`push_many`."""
         return self.push_many({key: tensor}, priority)
 
-    def push_many(self, tensors: Mapping[str, Tensor], priority: int = 0) -> Handle:
+    def push_many(self, tensors: Mapping[str, Tensor | None], priority: int = 0) -> Handle:
         """Send gradients in the background, in their order, as one submission.
 
         Its handle is done when servers have them, safe on disk where they keep state there.
 
         Args:
             tensors: by name, one or more, as declared; must not change until the handle is done.
+                None, in mode ``ssgd``: this worker has no gradient of it, which counts as zeros;
+                where no worker has one, the tensor stays as it is.
             priority: the highest goes first.
 
         Raises:
             UnknownNameError, InvalidValueError: no such tensor, or not as it was declared.
             ParameterServerError: the job is over.
         """
-        declared = self._ready(next(iter(tensors), ""))
-        slices = declared.slices(tensors)
-        pieces = filled(declared.layout, slices, tensors)
-        nbytes = sum(piece.nbytes for piece in slices)
-        handle, lr, session = self._session.handle(len(slices), nbytes), self._lr, self._session
-
-        def push(machine: WorkerMachine, piece: Slice, place: Place) -> list[Action]:
-            part, begin, end = place
-            number, actions = machine.push(part.key, priority, lr, session.now_s())
-            data = pieces[piece.key][begin:end]
-            session.pending.pushes((part.key, number), Pushed(data, handle))
-            return actions
-
-        self._session.submit(slices, push, handle)
+        handle = self._push(tensors, priority, self._narrowing)
+        if self.rules.clip_norm is not None:
+            self._steps.push(tensors)
+            handle.guard(self._require_whole_where_durable)
         return handle
 
     def pull(self, key: str, out: Tensor, priority: int = 0) -> Handle:
@@ -162,6 +174,7 @@ class KVStore:
         pieces, finish = empty(declared.layout, slices, outs)
         handle, session = self._session.handle(len(slices)), self._session
         handle.finish(finish)
+        handle.guard(self._steps.require_whole)
 
         def pull(machine: WorkerMachine, piece: Slice, place: Place) -> list[Action]:
             part, begin, end = place
@@ -188,6 +201,7 @@ class KVStore:
         layout, names = declared.layout, declared.names
         slices = layout.pieces(names)
         handle, session = self._session.handle(len(slices)), self._session
+        handle.guard(self._steps.require_whole)
 
         def taking(place: Place) -> Pulled:
             take = collecting(place[0], layout.members(place[0]), found)
@@ -206,7 +220,7 @@ class KVStore:
         self,
         key: str,
         table: Tensor | Table,
-        optimizer: SGD | Adam | Adagrad | None = None,
+        optimizer: OptimizerRule | None = None,
         state: TableState | None = None,
     ) -> None:
         """Give the servers a table of rows, such as an embedding's.
@@ -232,7 +246,7 @@ class KVStore:
         Example:
             >>> store.init_rows("user", Table(rows=10**9, width=64))  # doctest: +SKIP
         """
-        rules = self.rules
+        rules = self.rules.of(0)
         if optimizer is not None:
             rules = msgspec.structs.replace(rules, optimizer=optimizer)
         whole, given = None, state
@@ -319,17 +333,30 @@ class KVStore:
         self._session.require_going()
         return self._tables.held(key)
 
-    def set_learning_rate(self, lr: float) -> None:
+    def set_learning_rate(self, lr: float, keys: Iterable[str] | None = None) -> None:
         """Let the servers use ``lr`` for every push from now on.
 
         In mode ``ssgd`` the learning rate of the lowest rank counts.
 
+        Args:
+            lr: the learning rate.
+            keys: of which tensors; all where left out.
+
         Raises:
             InvalidValueError: less than 0, or no number.
+            UnknownNameError: no such tensor.
         """
         if not lr >= 0:
             raise InvalidValueError("lr", lr, "at least 0")
-        self._lr = float(lr)
+        if keys is None:
+            self._lr = float(lr)
+            self._rates.clear()
+            return
+        some = list(keys)
+        declared = self._ready(next(iter(some), "of keys"))
+        for key in some:
+            declared.layout.of_tensor(key)
+        self._rates |= dict.fromkeys(some, float(lr))
 
     def close(self, timeout_s: float | None = None) -> None:
         """Wait until all pushes are over, and leave the job.
@@ -339,7 +366,13 @@ class KVStore:
 
         Raises:
             ParameterServerError: the job failed, or the time is over.
+            InvalidValueError: with ``clip_norm`` some tensors of the last step were not pushed.
         """
+        try:
+            self._steps.require_whole()
+        except InvalidValueError as error:
+            self._session.give_up(str(error))
+            raise
         self._session.close(timeout_s)
 
     def __enter__(self) -> KVStore:
@@ -353,14 +386,31 @@ class KVStore:
             self._session.give_up(f"worker {self.rank} raised {kind.__name__}: {error}")
 
     @property
+    def gradient_norm(self) -> float | None:
+        """The norm of the mean gradient, before it was clipped, of the last step.
+
+        Of the newest step of which this worker knows it; None: of none. ``Rules.clip_norm`` lets it
+        be known.
+        """
+        machine = self._session.machine
+        return None if machine is None else machine.last_norm
+
+    @property
     def refused(self) -> dict[str, int]:
         """How many messages were refused so far, by reason."""
         return self._session.refused
 
+    def _require_whole_where_durable(self) -> None:
+        """Refuse to wait until a push is on disk, which is after the step that it is in."""
+        machine = self._session.machine
+        if machine is not None and machine.durable:
+            self._steps.require_whole()
+
     def _first(self, key: str, tensor: Tensor, state: Mapping[str, Tensor]) -> Handle:
         """Push the first value of a tensor, and what the optimizer remembers of it."""
         slices = self._ready(key).layout.of_tensor(key)
-        payloads = {p.key: with_state(p, tensor, state, self.rules.state) for p in slices}
+        known = self.rules.of(slices[0].group).state
+        payloads = {p.key: with_state(p, tensor, state, known) for p in slices}
         handle, session = self._session.handle(len(slices)), self._session
 
         def begin(machine: WorkerMachine, piece: Slice, _: Place) -> list[Action]:
@@ -371,6 +421,58 @@ class KVStore:
 
         self._session.submit(slices, begin, handle)
         return handle
+
+    def _push(
+        self,
+        tensors: Mapping[str, Tensor | None],
+        priority: int,
+        narrowing: Narrowing | None = None,
+    ) -> Handle:
+        """Send tensors; in fewer bits than they have where something narrows them."""
+        declared = self._ready(next(iter(tensors), ""))
+        rates, slices, nbytes = dict[int, float | None](), list[Slice](), 0
+        pieces: dict[int, Tensor] = {}
+        for lr, some in self._alike(tensors):
+            alike = declared.slices(some)
+            rates |= dict.fromkeys((piece.key for piece in alike), lr)
+            slices += alike
+            there = {name: tensor for name, tensor in some.items() if tensor is not None}
+            if there:
+                given = filled(declared.layout, alike, there)
+                if narrowing is not None:
+                    given = {each.key: narrowing.encoded(each, given[each.key]) for each in alike}
+                pieces |= given
+                nbytes += sum(map(Tensor.numel, given.values()))
+        handle, session = self._session.handle(len(slices), nbytes), self._session
+
+        def push(machine: WorkerMachine, piece: Slice, place: Place) -> list[Action]:
+            part, begin, end = place
+            whole, lr, now_s = pieces.get(piece.key), rates[piece.key], session.now_s()
+            number, actions = machine.push(part.key, priority, lr, now_s, skip=whole is None)
+            data = _NOTHING if whole is None else whole
+            if part is not piece:  # else all of it, which may be narrowed
+                data = data[begin:end]
+            session.pending.pushes((part.key, number), Pushed(data, handle))
+            return actions
+
+        self._session.submit(slices, push, handle)
+        return handle
+
+    def _alike(
+        self, tensors: Mapping[str, Tensor | None]
+    ) -> Iterable[tuple[float | None, Mapping[str, Tensor | None]]]:
+        """Return learning rates, with tensors of them that all have a gradient, or none of them."""
+        skips = any(tensor is None for tensor in tensors.values())
+        if skips and not self.rules.synchronous:
+            rule = f"left out in mode {self.rules.mode!r}, where updates wait for no other worker"
+            raise InvalidValueError("a gradient", None, rule)
+        if not tensors or not (self._rates or skips):
+            return [(self._lr, tensors)]
+        found: dict[tuple[float | None, bool], dict[str, Tensor | None]] = {}
+        for name, tensor in tensors.items():
+            alike = self._rates.get(name, self._lr), tensor is None
+            found.setdefault(alike, {})[name] = tensor
+        return [(lr, some) for (lr, _), some in found.items()]
 
     def _ready(self, key: str) -> Declared:
         self._session.require_going()

@@ -149,6 +149,22 @@ class Initialise(Action, frozen=True):
     steps: int = 0
 
 
+class Measure(Action, frozen=True):
+    """Make the mean of the gradients of the next update, and say the sum of its squares.
+
+    The caller tells the server's machine. The update follows when the norm of the step is known.
+
+    Attributes:
+        key: of the slice.
+        version: counts updates from 1.
+        gradients: as :class:`Update` has them.
+    """
+
+    key: int
+    version: int
+    gradients: tuple[tuple[int, int], ...]
+
+
 class Update(Action, frozen=True):
     """Update a slice's weights to ``version``, and drop the gradients it takes.
 
@@ -159,6 +175,8 @@ class Update(Action, frozen=True):
             The first of them may have been added before, as :class:`Add` says.
         lr: the learning rate; None: that of the rules.
         compensate: the worker for whose delay to compensate; None: for none.
+        norm: of the whole step's gradient, whose mean :class:`Measure` has made; None: it is not
+            clipped.
     """
 
     key: int
@@ -166,6 +184,7 @@ class Update(Action, frozen=True):
     gradients: tuple[tuple[int, int], ...]
     lr: float | None
     compensate: int | None
+    norm: float | None = None
 
 
 class Released(Action, frozen=True):

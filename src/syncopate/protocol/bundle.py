@@ -1,9 +1,9 @@
 """Bundles: small slices of one server that are pushed, updated and pulled as one.
 
 [Note: bundles] A message costs some tenths of a millisecond of processor, however little it
-carries. So small slices of one server and element type, in the order of their keys, are one more
-slice, with a key of its own and their elements one behind the other. Messages, flows and updates
-know no difference.
+carries. So small slices of one server, element type and group, in the order of their keys, are
+one more slice, with a key of its own and their elements one behind the other. Messages, flows and
+updates know no difference.
 
 When a message concerns only some of them, worker and server each cut the bundle: its parts go on
 from where it was, with its numbers of pushes and requests. What arrives for a whole that the
@@ -64,7 +64,8 @@ class Bundle(msgspec.Struct, frozen=True):
             return first
         numel = sum(member.numel for member in self.members[begin:end])
         name = f"{first.name} and {end - begin - 1} more"
-        return Slice((end - begin) * BUNDLE + first.key, name[-1024:], first.dtype, 0, numel)
+        key = (end - begin) * BUNDLE + first.key
+        return Slice(key, name[-1024:], first.dtype, 0, numel, group=first.group)
 
     @property
     def whole(self) -> Slice:
@@ -84,17 +85,25 @@ class Bundle(msgspec.Struct, frozen=True):
         return found if worth else []
 
 
-def bundles_of(slices: Iterable[Slice]) -> list[Bundle]:
-    """Return the bundles of one server's ``slices``, the same on worker and server."""
+def bundles_of(slices: Iterable[Slice], apart: Collection[int] = ()) -> list[Bundle]:
+    """Return the bundles of one server's ``slices``, the same on worker and server.
+
+    Args:
+        slices: all of them.
+        apart: groups whose slices are in none.
+    """
     found: list[Bundle] = []
     ordered = sorted(slices, key=lambda piece: piece.key)
-    for dtype in _DTYPES:
+    alike: dict[tuple[str, int], list[Slice]] = {}
+    for piece in ordered:
+        small = piece.dtype in _DTYPES and piece.nbytes <= _SLICE_BYTES
+        if small and piece.group not in apart:
+            alike.setdefault((piece.dtype, piece.group), []).append(piece)
+    for (dtype, _), pieces in sorted(alike.items()):
         itemsize = dtype_bytes(dtype)
         members: list[Slice] = []
         numel = 0
-        for piece in ordered:
-            if piece.dtype != dtype or piece.numel * itemsize > _SLICE_BYTES:
-                continue
+        for piece in pieces:
             if (numel + piece.numel) * itemsize > _BYTES:
                 found.append(Bundle(tuple(members)))
                 members, numel = [], 0

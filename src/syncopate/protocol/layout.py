@@ -27,11 +27,19 @@ otherwise than the rest: so slices have no such ends where their tensor has none
 
 
 class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A tensor that the servers keep: its name, its element type and its elements."""
+    """A tensor that the servers keep.
+
+    Attributes:
+        name: of it.
+        dtype: of its elements.
+        numel: its elements.
+        group: whose rules update it.
+    """
 
     name: str
     dtype: str
     numel: int
+    group: int = 0
 
 
 class Layout:
@@ -44,11 +52,18 @@ class Layout:
         digest: a hash of both; two workers with the same digest agree.
     """
 
-    def __init__(self, tensors: Iterable[TensorSpec], servers: int, slice_bytes: int) -> None:
+    def __init__(
+        self,
+        tensors: Iterable[TensorSpec],
+        servers: int,
+        slice_bytes: int,
+        apart: Collection[int] = (),
+    ) -> None:
         """Cut ``tensors`` and spread the slices over ``servers`` servers.
 
         The largest slice goes first, each to the server that has the fewest bytes. So the servers'
-        bytes differ by no more than the largest slice.
+        bytes differ by no more than the largest slice. Slices of the groups ``apart`` are in no
+        bundle.
 
         Raises:
             InvalidValueError: no server, no tensor, two tensors of one name.
@@ -78,7 +93,7 @@ class Layout:
         for piece, server in zip(slices, owners, strict=True):
             self._of_tensor[piece.name].append(piece)
             self._of_server[server].append(piece)
-        self.bundles = tuple(b for own in self._of_server for b in bundles_of(own))
+        self.bundles = tuple(b for own in self._of_server for b in bundles_of(own, apart))
 
     def of_tensor(self, name: str) -> list[Slice]:
         """Return the slices of the tensor ``name``, in its order.
@@ -128,12 +143,14 @@ def _cut(tensor: TensorSpec, slice_bytes: int, first_key: int) -> list[Slice]:
         raise UnknownNameError("dtype", tensor.dtype, DTYPE_BYTES, tensor.name)
     most = max(1, slice_bytes // dtype_bytes(tensor.dtype))
     unit = min(_UNIT, most)
+    whole = Slice(first_key, tensor.name, tensor.dtype, 0, tensor.numel, group=tensor.group)
     if tensor.numel <= most // unit * unit:
-        return [Slice(first_key, tensor.name, tensor.dtype, 0, tensor.numel)]
+        return [whole]
     blocks = -(-tensor.numel // unit)
     count = max(1, -(-blocks // (most // unit)))
     bounds = [min(blocks * part // count * unit, tensor.numel) for part in range(count + 1)]
+    replace = msgspec.structs.replace
     return [
-        Slice(first_key + part, tensor.name, tensor.dtype, bounds[part], end - bounds[part])
+        replace(whole, key=first_key + part, begin=bounds[part], numel=end - bounds[part])
         for part, end in enumerate(bounds[1:])
     ]

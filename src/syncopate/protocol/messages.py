@@ -1,7 +1,6 @@
-"""Messages: what scheduler, servers and workers say to each other, and which bytes are refused.
+"""Messages: what scheduler, servers and workers say to each other, and why some are refused.
 
-A message is one frame of msgpack, decoded strictly, and for those that carry a tensor a second
-frame with its bytes as they lie in memory. Nothing is pickled.
+What they are as bytes: :mod:`~syncopate.protocol.codec`.
 
 =========  =====================  =================================================================
 from       to                     messages
@@ -11,14 +10,15 @@ any        scheduler              :class:`Register`, :class:`Heartbeat`, :class:
 scheduler  any                    :class:`Roster`, :class:`Heartbeat`, :class:`Lost`, :class:`Left`,
                                   :class:`Moved`, :class:`Finish`, :class:`Abort`,
                                   :class:`Standing`
-worker     server                 :class:`Hello`, :class:`Declare`, :class:`Push` and :class:`Begin`
-                                  with a payload, :class:`Query`, :class:`Pull`,
-                                  :class:`PullState`; of tables :class:`DeclareTable`,
-                                  :class:`PullTable`, and :class:`PushRows`, :class:`BeginRows` and
-                                  :class:`PullRows` with a payload
+worker     server                 :class:`Hello`, :class:`Declare`, :class:`Push`, :class:`Skip` and
+                                  :class:`Begin` with a payload, :class:`Query`, :class:`Pull`,
+                                  :class:`PullState`, :class:`Norm`; of tables
+                                  :class:`DeclareTable`, :class:`PullTable`, and
+                                  :class:`PushRows`, :class:`BeginRows` and :class:`PullRows` with
+                                  a payload
 server     worker                 :class:`Welcome`, :class:`HelloWanted`, :class:`Ack`,
                                   :class:`Weights` and :class:`State` with a payload,
-                                  :class:`Abort`; of tables :class:`Rows` and
+                                  :class:`Share`, :class:`Abort`; of tables :class:`Rows` and
                                   :class:`TableState` with a payload
 any        any                    :class:`Refused`
 =========  =====================  =================================================================
@@ -31,7 +31,6 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from syncopate.protocol.limits import HEADER_BYTES
 from syncopate.protocol.piece import Slice, TableSlice
 from syncopate.protocol.rules import Rules
 
@@ -287,6 +286,13 @@ class Push(Message, frozen=True):
     lr: float | None = None
 
 
+class Skip(Push, frozen=True):
+    """A push without a gradient: the payload is empty. It counts as zeros beside others' gradients.
+
+    Where no worker has one the slice stays as it is.
+    """
+
+
 class Begin(Push, frozen=True):
     """Rank 0's first value, and behind it in the payload what the optimizer remembers.
 
@@ -327,6 +333,30 @@ class BeginRows(PushRows, frozen=True):
 
     state: States = ()
     steps: Number = 0
+
+
+class Share(Message, frozen=True):
+    """What a server adds to the norm of a step; see [Note: clipping] in ``clipping``.
+
+    Attributes:
+        version: of all its slices, after the step.
+        squares: the sum of squares of their mean gradients.
+    """
+
+    version: Number
+    squares: float
+
+
+class Norm(Message, frozen=True):
+    """The norm of the mean gradient of a step, over all servers.
+
+    Attributes:
+        version: of all slices, after the step.
+        norm: the 2-norm.
+    """
+
+    version: Number
+    norm: float
 
 
 class Ack(Message, frozen=True):
@@ -438,12 +468,6 @@ class TableState(Weights, frozen=True):
     state: States = ()
 
 
-ToScheduler = Register | Heartbeat | Leave | Failed | Status
-FromScheduler = Standing | Roster | Heartbeat | Lost | Left | Moved | Finish | Abort | Refused
-_OfTables = DeclareTable | PushRows | BeginRows | PullRows | PullTable
-ToServer = Hello | Declare | Push | Begin | Query | Pull | PullState | _OfTables
-FromServer = Welcome | HelloWanted | Ack | Weights | State | Rows | TableState | Abort | Refused
-
 # Why messages are refused; the counts of refusals have these names.
 MALFORMED = "malformed"
 OVERSIZED = "oversized"
@@ -466,34 +490,3 @@ class Refusal(Exception):  # noqa: N818  # no error of the user: it is counted, 
         super().__init__(reason)
         self.kind = kind
         self.reason = reason
-
-
-_ENCODER = msgspec.msgpack.Encoder()
-_DECODERS: dict[object, msgspec.msgpack.Decoder[Message]] = {
-    kinds: msgspec.msgpack.Decoder(kinds)
-    for kinds in (ToScheduler, FromScheduler, ToServer, FromServer)
-}
-
-
-def encode(message: Message) -> bytes:
-    """Return the frame of ``message``."""
-    return _ENCODER.encode(message)
-
-
-def decode(kinds: object, frame: bytes | memoryview) -> Message:
-    """Return the message in ``frame``.
-
-    Args:
-        kinds: which messages may come: :data:`ToScheduler`, :data:`FromScheduler`,
-            :data:`ToServer` or :data:`FromServer`.
-        frame: what came.
-
-    Raises:
-        Refusal: it is none of them, damaged, or too long.
-    """
-    if len(frame) > HEADER_BYTES:
-        raise Refusal(OVERSIZED, f"a header of {len(frame)} bytes; at most {HEADER_BYTES}")
-    try:
-        return _DECODERS[kinds].decode(frame)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Refusal(MALFORMED, f"not a message: {error}") from None

@@ -26,6 +26,7 @@ class Slice(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
         numel: its elements.
         table: what it is a server's share of; ``numel`` is then that of all rows, of which the
             server has some. None: a part of a tensor.
+        group: of its tensor, whose rules update it.
     """
 
     key: Annotated[int, Meta(ge=0, lt=2**31)]
@@ -34,6 +35,7 @@ class Slice(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     begin: _Number
     numel: _Number
     table: Table | None = None
+    group: Annotated[int, Meta(ge=0, lt=2**16)] = 0
 
     @property
     def nbytes(self) -> int:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+
 import msgspec
 
 from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.recipe import WIRE_DTYPES
 
 SSGD, ASGD, DC_ASGD = "ssgd", "asgd", "dc-asgd"
 STEPS, MEAN_SQUARE = "steps", "mean_square"
@@ -13,9 +17,17 @@ STEPS, MEAN_SQUARE = "steps", "mean_square"
 MODES = (SSGD, ASGD, DC_ASGD)
 """Synchronous SGD; asynchronous SGD; asynchronous SGD with adaptive delay compensation."""
 
+INT8 = "int8"
+PUSH_DTYPES = (*WIRE_DTYPES, INT8)
+"""What gradients can be narrowed to on their way to servers."""
+
 ABORT, CONTINUE = "abort", "continue"
 ON_WORKER_LOSS = (ABORT, CONTINUE)
 """What a lost worker means: the job ends, or goes on with the others."""
+
+_UPDATER = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
+_STATE = re.compile(r"[A-Za-z_]\w{0,31}", re.ASCII)
+_MOST_STATE = 7
 
 FORMS = ("torch", "mxnet")
 """Where momentum takes the learning rate in; see :class:`SGD`."""
@@ -65,6 +77,30 @@ class Adagrad(Rule, frozen=True, tag="adagrad"):
     eps: float = 1e-10
 
 
+class Updater(Rule, frozen=True, tag="updater"):
+    """An updater of one's own: a class that servers import by its name.
+
+    The page on parameter servers says what the class is to have. A server imports only those names
+    that its own command line allows.
+
+    Attributes:
+        name: ``"package.module:Class"``.
+        lr: the learning rate.
+        options: keyword arguments that the class is made with, by name.
+        state: names of what it remembers of a slice: each a tensor of as many elements of the same
+            type; ``"steps"`` one integer of 64 bits.
+    """
+
+    name: str
+    lr: float
+    options: dict[str, bool | int | float | str] = {}
+    state: tuple[str, ...] = ()
+
+
+OptimizerRule = SGD | Adam | Adagrad | Updater
+"""What an update does."""
+
+
 class Compensation(Rule, frozen=True):
     """Adaptive delay compensation, DC-ASGD-a (Zheng et al., 2017, Section 4).
 
@@ -83,28 +119,72 @@ class Rules(Rule, frozen=True):
     Attributes:
         mode: one of :data:`MODES`.
         optimizer: what an update does.
+        groups: the same for tensors of the groups 1, 2 and so on; those of group 0 are updated by
+            ``optimizer``.
         staleness: in asynchronous modes, how many pushes of a slice a worker may be ahead of the
             slowest one; None: any number.
         on_worker_loss: one of :data:`ON_WORKER_LOSS`.
         compensation: of ``dc-asgd``.
         window: pushes of one slice that a worker may have under way; at least the pull period.
+        clip_norm: in mode ``ssgd``, the largest 2-norm of a step's mean gradient over all tensors.
+            A larger one is scaled to it, as ``torch.nn.utils.clip_grad_norm_`` does. A step is one
+            push of every tensor by every worker. None: none is scaled.
+        push_dtype: one of :data:`PUSH_DTYPES`: what gradients of float32 and float64 travel as; see
+            ``narrow``. Empty: as they are.
     """
 
     mode: str = SSGD
-    optimizer: SGD | Adam | Adagrad = SGD(lr=0.1)
+    optimizer: OptimizerRule = SGD(lr=0.1)
+    groups: tuple[OptimizerRule, ...] = ()
     staleness: int | None = None
     on_worker_loss: str = ABORT
     compensation: Compensation = Compensation()
     window: int = 8
+    clip_norm: float | None = None
+    push_dtype: str = ""
 
     @property
     def synchronous(self) -> bool:
         """Whether an update waits for the pushes of all workers."""
         return self.mode == SSGD
 
+    def of(self, group: int) -> Rules:
+        """Return the rules of the tensors of a group."""
+        if not self.groups:
+            return self
+        optimizer = self.groups[group - 1] if group else self.optimizer
+        return msgspec.structs.replace(self, optimizer=optimizer, groups=())
+
+    def grouped(self, optimizers: Mapping[str, OptimizerRule]) -> tuple[Rules, dict[str, int]]:
+        """Return these rules with a group for each other optimizer, and the groups of tensors.
+
+        Args:
+            optimizers: by name of the tensor; others are updated by ``optimizer``.
+
+        Returns:
+            The rules, the same for any order of the names, and the group of each name.
+        """
+        known, of = [self.optimizer], dict[str, int]()
+        for name in sorted(optimizers):
+            if optimizers[name] not in known:
+                known.append(optimizers[name])
+            of[name] = known.index(optimizers[name])
+        return msgspec.structs.replace(self, groups=tuple(known[1:])), of
+
+    @property
+    def apart(self) -> frozenset[int]:
+        """The groups whose slices are in no bundle.
+
+        An updater of one's own may look at more than one element. It is given slices of tensors,
+        which are the same on any number of servers, and no bundles, which are not. A narrowed
+        gradient cannot be cut by its bytes, as bundles are.
+        """
+        rules, narrow = (self.optimizer, *self.groups), bool(self.push_dtype)
+        return frozenset(n for n, each in enumerate(rules) if narrow or isinstance(each, Updater))
+
     @property
     def state(self) -> tuple[str, ...]:
-        """The state of each slice on servers, by name.
+        """The state of each slice of group 0 on servers, by name.
 
         As many elements of the slice's type as it has; of ``steps`` one integer of 64 bits.
         """
@@ -113,6 +193,8 @@ class Rules(Rule, frozen=True):
             names = ("momentum",) if self.optimizer.momentum else ()
         elif isinstance(self.optimizer, Adagrad):
             names = (STEPS, "sum")
+        elif isinstance(self.optimizer, Updater):
+            names = self.optimizer.state
         return (*names, MEAN_SQUARE) if self.mode == DC_ASGD else names
 
     def require_valid(self) -> Rules:
@@ -129,15 +211,37 @@ class Rules(Rule, frozen=True):
         if self.staleness is not None and (self.synchronous or self.staleness < 0):
             rule = "None in mode 'ssgd', else None or at least 0"
             raise InvalidValueError("staleness", self.staleness, rule)
-        _require_optimizer(self.optimizer)
+        for optimizer in (self.optimizer, *self.groups):
+            _require_optimizer(optimizer)
         _require("window", self.window, 1)
+        self._require_clipping()
+        if self.push_dtype and self.push_dtype not in PUSH_DTYPES:
+            raise UnknownNameError("push_dtype", self.push_dtype, PUSH_DTYPES)
         _require("lambda_0", self.compensation.lambda_0, 0.0)
         _require("decay", self.compensation.decay, 0.0, 1.0)
         return self
 
+    def _require_clipping(self) -> None:
+        if self.clip_norm is None:
+            return
+        if not 0 < self.clip_norm < float("inf"):
+            raise InvalidValueError("clip_norm", self.clip_norm, "None, or finite and above 0")
+        if not self.synchronous:
+            rule = (
+                f"None in mode {self.mode!r}: no step has the gradients of all tensors there. Clip "
+                "each gradient before its push"
+            )
+            raise InvalidValueError("clip_norm", self.clip_norm, rule)
+        if self.on_worker_loss != ABORT:
+            rule = f"None with on_worker_loss={self.on_worker_loss!r}: workers sum up the norm"
+            raise InvalidValueError("clip_norm", self.clip_norm, rule)
 
-def _require_optimizer(optimizer: SGD | Adam | Adagrad) -> None:
+
+def _require_optimizer(optimizer: OptimizerRule) -> None:
     _require("lr", optimizer.lr, 0.0)
+    if isinstance(optimizer, Updater):
+        _require_updater(optimizer)
+        return
     _require("weight_decay", optimizer.weight_decay, 0.0)
     if isinstance(optimizer, Adam):
         for beta in optimizer.betas:
@@ -154,6 +258,15 @@ def _require_optimizer(optimizer: SGD | Adam | Adagrad) -> None:
         raise InvalidValueError("nesterov", True, "False without momentum or with dampening")
     if optimizer.form == "mxnet" and (optimizer.nesterov or optimizer.dampening):
         raise InvalidValueError("form", "mxnet", "'torch' with nesterov or dampening")
+
+
+def _require_updater(updater: Updater) -> None:
+    if not _UPDATER.fullmatch(updater.name):
+        raise InvalidValueError("updater", updater.name, "such as 'package.module:Class'")
+    wrong = [name for name in updater.state if not _STATE.fullmatch(name) or name == MEAN_SQUARE]
+    if wrong or len(updater.state) > _MOST_STATE:
+        rule = f"up to {_MOST_STATE} names of letters, digits and _, and none {MEAN_SQUARE!r}"
+        raise InvalidValueError(f"state of {updater.name}", updater.state, rule)
 
 
 def _require(what: str, value: float, least: float, below: float = float("inf")) -> None:

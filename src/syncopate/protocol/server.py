@@ -12,6 +12,8 @@ from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Action, Peer
 from syncopate.protocol.bundle import BUNDLE, Cut, Partition, Place, bundles_of
+from syncopate.protocol.clipping import StepNorm
+from syncopate.protocol.declaring import Declarations
 from syncopate.protocol.limits import Limits
 from syncopate.protocol.messages import SOON, Refusal
 from syncopate.protocol.piece import Slice, TableSlice
@@ -64,11 +66,12 @@ class ServerMachine:
         self._seat = seat
         self._limits = limits
         self._workers = Workers(here=set(range(len(seat.roster.workers))))
+        self._norm = StepNorm()
         self._sessions: dict[Peer, int] = {}
         self._peers: dict[int, Peer] = {}
         self._slices: dict[int, SliceMachine] = {}
         self._durable: dict[int, Position] = {}
-        self._parts: dict[int, list[msg.Declare]] = {}
+        self._declarations = Declarations()
         self._partition = Partition(())
         self._splits: list[Action] = []
         if kept is not None:
@@ -164,6 +167,18 @@ class ServerMachine:
         """Return what is in the weights of the slices ``keys``."""
         return {key: self._slices[key].position for key in keys}
 
+    def measured(self, measure: act.Measure, squares: float) -> list[Action]:
+        """Take in the sum of squares of a mean gradient; tell the workers those of all slices."""
+        slices = len(self._slices) - len(self.tables)
+        if not self._norm.measured(measure.key, squares, measure.version, slices):
+            return []
+        return [self._share(worker) for worker in sorted(self._peers)]
+
+    def _share(self, worker: int) -> Action:
+        share = self._norm.share
+        assert share is not None
+        return act.Send(self._peers[worker], share, SOON)
+
     def committed(self, positions: Mapping[int, Position]) -> list[Action]:
         """Tell the workers that their pushes up to ``positions`` are safe on disk."""
         found: list[Action] = []
@@ -195,16 +210,25 @@ class ServerMachine:
         if worker is None:
             self.refused[msg.UNKNOWN] += 1
             return [act.Send(peer, msg.HelloWanted())]
-        if isinstance(message, msg.Declare):
-            return self._declare(worker, message)
-        if isinstance(message, msg.DeclareTable):
-            return self._declare_table(worker, message.table)
+        if isinstance(message, msg.Declare | msg.DeclareTable | msg.Norm):
+            return self._told(worker, message)
         if not isinstance(message, msg.Push | msg.Pull | msg.Query):
             raise Refusal(msg.MALFORMED, "a server takes no such message")
         of_table = TABLES <= message.key < BUNDLE
         if message.key not in self.tables if of_table else self.rules is None:
             return [act.Send(peer, msg.HelloWanted())]
         return self._serve(peer, worker, message, payload_bytes or 0)
+
+    def _told(
+        self, worker: int, message: msg.Declare | msg.DeclareTable | msg.Norm
+    ) -> list[Action]:
+        """Take in what concerns more than a slice."""
+        if isinstance(message, msg.Declare):
+            return self._declare(worker, message)
+        if isinstance(message, msg.DeclareTable):
+            return self._declare_table(worker, message.table)
+        # [Note: clipping] in ``clipping``.
+        return self._advance(self._slices.values()) if self._norm.take(message) else []
 
     def _serve(
         self, peer: Peer, worker: int, message: msg.Push | msg.Pull | msg.Query, nbytes: int
@@ -223,7 +247,8 @@ class ServerMachine:
         if isinstance(message, msg.Pull):
             self._require_pull(slice_.spec, message, nbytes)
             return slice_.pull(peer, worker, message)
-        return [self._ack(worker, slice_, message.number)]
+        again = [] if self._norm.share is None else [self._share(worker)]
+        return [*again, self._ack(worker, slice_, message.number)]
 
     def _serve_each(
         self,
@@ -235,13 +260,15 @@ class ServerMachine:
         """Serve a message for a bundle that was cut as one for each of its parts."""
         if isinstance(message, msg.Begin):
             raise Refusal(msg.MALFORMED, f"an optimizer's state of {len(places)} parts at once")
-        if isinstance(message, msg.Push) and nbytes != (wanted := places[-1][2]):
+        wanted = 0 if isinstance(message, msg.Skip) else places[-1][2]
+        if isinstance(message, msg.Push) and nbytes != wanted:
             reason = f"{nbytes} bytes for {len(places)} parts; a push of them has {wanted}"
             raise Refusal(msg.WRONG_SIZE, reason)
         found: list[Action] = []
         for part, begin, end in places:
             each = msgspec.structs.replace(message, key=part.key)
-            for action in self._serve(self._peers[worker], worker, each, end - begin):
+            size = end - begin if wanted else 0
+            for action in self._serve(self._peers[worker], worker, each, size):
                 if isinstance(action, act.Stage):
                     action = msgspec.structs.replace(action, part=(begin, end))  # noqa: PLW2901
                 found.append(action)
@@ -249,6 +276,7 @@ class ServerMachine:
 
     def _take_apart(self, cut: Cut) -> None:
         """Let the parts of a bundle go on by themselves; see [Note: bundles] in ``bundle``."""
+        self._norm.split(cut)
         machines = self._slices.pop(cut.key).cut(cut.parts)
         self._slices |= {machine.spec.key: machine for machine in machines}
         if cut.key in self._durable:
@@ -263,7 +291,7 @@ class ServerMachine:
             raise Refusal(msg.MALFORMED, f"no pull of {spec.name}: that of a table says which rows")
         if isinstance(pull, msg.PullState):
             assert self.rules is not None
-            nbytes = spec.carried_bytes(self.rules.state)
+            nbytes = spec.carried_bytes(self.rules.of(spec.group).state)
         elif table is not None and isinstance(pull, msg.PullRows | msg.PullTable):
             what = f"{pull.count} rows"
             nbytes = pull.count * table.width * dtype_bytes(table.dtype)
@@ -299,12 +327,16 @@ class ServerMachine:
             if (declare.digest, declare.rules) == (self.digest, self.rules):
                 return []
             return [act.Fail(self._why_different(worker, declare), (worker,))]
+        groups = len(declare.rules.groups)
         for slice_ in declare.slices:
             if slice_.nbytes > self._limits.payload_bytes:
                 most = self._limits.payload_bytes
                 reason = f"a slice of {slice_.nbytes} bytes; at most {most} (payload_bytes)"
                 return [act.Fail(f"worker {worker} declared {reason}", (worker,))]
-        slices = self._complete(worker, declare)
+            if slice_.group > groups:
+                reason = f"a slice of group {slice_.group}; the last one is {groups}"
+                return [act.Fail(f"worker {worker} declared {reason}", (worker,))]
+        slices = self._declarations.add(worker, declare)
         if slices is None:
             return []
         self._keep(declare.digest, declare.rules, slices, {})
@@ -345,19 +377,6 @@ class ServerMachine:
         position = positions.get(spec.key, Position())
         self._slices[spec.key] = SliceMachine(spec, table.rules, self._workers, position)
 
-    def _complete(self, worker: int, declare: msg.Declare) -> tuple[Slice, ...] | None:
-        """Return all that a worker declares; None while parts of it are missing."""
-        same = (declare.digest, declare.parts)
-        parts = [p for p in self._parts.get(worker, []) if (p.digest, p.parts) == same]
-        if declare.part not in {p.part for p in parts}:
-            parts.append(declare)
-        self._parts[worker] = parts
-        if len(parts) < declare.parts:
-            return None
-        self._parts.clear()
-        ordered = sorted(parts, key=lambda each: each.part)
-        return tuple(slice_ for each in ordered for slice_ in each.slices)
-
     def _keep(
         self,
         digest: str,
@@ -366,12 +385,14 @@ class ServerMachine:
         positions: Mapping[int, Position],
     ) -> None:
         self.digest, self.rules = digest, rules
-        self._partition = Partition(bundles_of(slices), positions)
+        self._partition = Partition(bundles_of(slices, rules.apart), positions)
         alone = [spec for spec in slices if spec.key not in self._partition]
-        self._slices |= {
-            spec.key: SliceMachine(spec, rules, self._workers, positions.get(spec.key, Position()))
-            for spec in [*alone, *self._partition.parts.values()]
-        }
+        by_group = [rules.of(group) for group in range(len(rules.groups) + 1)]
+        norm = self._norm if rules.clip_norm is not None else None
+        for spec in [*alone, *self._partition.parts.values()]:
+            position = positions.get(spec.key, Position())
+            own = by_group[spec.group]
+            self._slices[spec.key] = SliceMachine(spec, own, self._workers, position, norm)
 
     def _push(self, worker: int, slice_: SliceMachine, push: msg.Push, nbytes: int) -> list[Action]:
         before = slice_.position.applied

@@ -9,7 +9,9 @@ import msgspec
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Action, Peer
+from syncopate.protocol.clipping import StepNorm
 from syncopate.protocol.messages import Refusal
+from syncopate.protocol.narrow import push_bytes
 from syncopate.protocol.piece import Slice
 from syncopate.protocol.rules import ABORT, DC_ASGD, Rules
 from syncopate.protocol.table import columns_of
@@ -55,7 +57,14 @@ class SliceMachine:
         position: what is in its weights.
     """
 
-    def __init__(self, spec: Slice, rules: Rules, workers: Workers, position: Position) -> None:
+    def __init__(
+        self,
+        spec: Slice,
+        rules: Rules,
+        workers: Workers,
+        position: Position,
+        norm: StepNorm | None = None,
+    ) -> None:
         """Begin at ``position``.
 
         Args:
@@ -63,6 +72,7 @@ class SliceMachine:
             rules: how it is updated.
             workers: those that take part.
             position: what is in the weights.
+            norm: of the step that the server takes next; None: it does not clip.
         """
         self.spec = spec
         self._rules = rules
@@ -73,6 +83,9 @@ class SliceMachine:
         self._rates: dict[tuple[int, int], float | None] = {}
         self._waiting: dict[int, _Waiting] = {}
         self._added: list[int] = []
+        # Gradients whose mean is made, of an update that waits for the norm of the step.
+        self._norm = norm
+        self._measured: tuple[tuple[int, int], ...] | None = None
         # Of pushes of rows of which some parts have come: which, by worker.
         self._parts: dict[int, set[int]] = {}
 
@@ -85,10 +98,11 @@ class SliceMachine:
         """Return a machine for each of ``parts``, in the state of this one, their bundle's."""
         found = []
         for part in parts:
-            machine = SliceMachine(part, self._rules, self._workers, self.position)
+            machine = SliceMachine(part, self._rules, self._workers, self.position, self._norm)
             machine._received = dict(self._received)
             machine._rates = dict(self._rates)
             machine._added = list(self._added)
+            machine._measured = self._measured
             machine._waiting = {
                 worker: _Waiting(w.peer, msgspec.structs.replace(w.pull, key=part.key))
                 for worker, w in self._waiting.items()
@@ -135,10 +149,18 @@ class SliceMachine:
 
     def _require_size(self, push: msg.Push, state: tuple[str, ...], nbytes: int) -> None:
         name, table = self.spec.name, self.spec.table
+        if isinstance(push, msg.Skip):
+            if nbytes or table is not None or not (push.sequence and self._rules.synchronous):
+                reason = f"push {push.sequence} of {name} says that it has no gradient"
+                raise Refusal(msg.MALFORMED, reason)
+            return
         if table is None or not isinstance(push, msg.PushRows):
             if (table is None) == isinstance(push, msg.PushRows):
                 raise Refusal(msg.MALFORMED, f"no push of {name}: a table's has rows, no other has")
-            if nbytes != (wanted := self.spec.carried_bytes(state)):
+            wanted = push_bytes(self.spec, self._rules.push_dtype)
+            if not push.sequence:
+                wanted = self.spec.carried_bytes(state)
+            if nbytes != wanted:
                 reason = f"{nbytes} bytes for {name}; a push of it has {wanted}"
                 raise Refusal(msg.WRONG_SIZE, reason)
             return
@@ -200,7 +222,7 @@ class SliceMachine:
 
         So a server holds one sum, and of the gradients only those that came before their turn.
         """
-        if not self._rules.synchronous:
+        if not self._rules.synchronous or self._measured is not None:
             return []
         version, found = self._version + 1, list[Action]()
         for worker in sorted(self._workers.here.union(self._received)):
@@ -213,7 +235,7 @@ class SliceMachine:
                 break
         return found
 
-    def _next(self) -> act.Update | act.Fail | None:
+    def _next(self) -> act.Update | act.Measure | act.Fail | None:
         if self._rules.synchronous:
             return self._next_synchronous()
         for worker in sorted(self._received):
@@ -224,7 +246,9 @@ class SliceMachine:
                 return self._update(((worker, sequence),), compensate)
         return None
 
-    def _next_synchronous(self) -> act.Update | act.Fail | None:
+    def _next_synchronous(self) -> act.Update | act.Measure | act.Fail | None:
+        if self._measured is not None:
+            return self._next_clipped(self._measured)
         version = self._version + 1
         workers = self._workers
         there = sorted(w for w in self._received if self.received(w) >= version)
@@ -235,9 +259,22 @@ class SliceMachine:
             return act.Fail(self._why_left(min(missing), min(there)), tuple(missing))
         if not workers.here.issubset(there):
             return None
-        for worker in there:
-            self._applied[worker] = version
-        return self._update(tuple((worker, version) for worker in there), None)
+        gradients = tuple((worker, version) for worker in there)
+        if self._norm is not None:
+            self._measured = gradients
+            return act.Measure(self.spec.key, version, gradients)
+        self._applied |= dict(gradients)
+        return self._update(gradients, None)
+
+    def _next_clipped(self, gradients: tuple[tuple[int, int], ...]) -> act.Update | None:
+        """Update if the norm of the step is known; see [Note: clipping] in ``clipping``."""
+        assert self._norm is not None
+        norm = self._norm.of(self._version + 1)
+        if norm is None:
+            return None
+        self._measured = None
+        self._applied |= dict(gradients)
+        return msgspec.structs.replace(self._update(gradients, None), norm=norm)
 
     def _update(self, gradients: tuple[tuple[int, int], ...], compensate: int | None) -> act.Update:
         self._version += 1

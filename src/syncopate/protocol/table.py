@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 
 from syncopate.errors import InvalidValueError, UnknownNameError
-from syncopate.protocol.rules import DC_ASGD, SGD, STEPS, Rule, Rules
+from syncopate.protocol.rules import DC_ASGD, SGD, STEPS, Rule, Rules, Updater
 from syncopate.units import dtype_bytes
 
 TABLES = 2**30
@@ -144,7 +144,13 @@ def require_rows(rules: Rules) -> Rules:
     """
     if rules.mode == DC_ASGD:
         raise InvalidValueError("mode", rules.mode, "'ssgd' or 'asgd' for a table of rows")
+    if rules.clip_norm is not None:
+        rule = "None beside a table of rows, whose gradient has no part in the norm"
+        raise InvalidValueError("clip_norm", rules.clip_norm, rule)
     optimizer = rules.optimizer
+    if isinstance(optimizer, Updater):
+        rule = "SGD, Adagrad or Adam for a table of rows"
+        raise InvalidValueError("optimizer", optimizer.name, rule)
     if optimizer.weight_decay:
         rule = "0 for a table of rows: it would change rows that no gradient names"
         raise InvalidValueError("weight_decay", optimizer.weight_decay, rule)

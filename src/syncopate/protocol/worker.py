@@ -11,9 +11,11 @@ from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Action
 from syncopate.protocol.bundle import BUNDLE, Partition, Place
+from syncopate.protocol.clipping import Norms
+from syncopate.protocol.declaring import declared
 from syncopate.protocol.flow import Flow, Link, Pushed, Question, new_flow
 from syncopate.protocol.layout import Layout
-from syncopate.protocol.limits import DECLARE_BYTES, Limits
+from syncopate.protocol.limits import Limits
 from syncopate.protocol.piece import Slice, TableSlice
 from syncopate.protocol.rules import ABORT, Rules
 from syncopate.protocol.server import lost_reason
@@ -26,10 +28,6 @@ _LONGEST_WAIT = 8
 
 _SLOWEST_BYTES_PER_S = 16 * KIB
 """What a connection carries at least: a server that answers nothing for longer is out of reach."""
-
-
-_SLICE_BYTES = 32
-"""What a slice takes in a declaration at most, but for its name."""
 
 
 class WorkerMachine:
@@ -66,6 +64,7 @@ class WorkerMachine:
         self._tables: dict[int, TableSlice] = {}
         self._request = self._queries = 0
         self._busy: set[int] = set()
+        self._norms = Norms((), rules.window)
         if layout is not None:
             self.declare(layout, rules)
 
@@ -73,6 +72,16 @@ class WorkerMachine:
     def idle(self) -> bool:
         """Whether every push is done and every pull answered."""
         return not self._busy
+
+    @property
+    def durable(self) -> bool:
+        """Whether a server keeps its state on disk."""
+        return any(link.durable for link in self._links)
+
+    @property
+    def last_norm(self) -> float | None:
+        """The norm of the newest step of which it is known, before it was clipped."""
+        return self._norms.last
 
     @property
     def bundles(self) -> list[Slice]:
@@ -89,6 +98,7 @@ class WorkerMachine:
         """Keep tensors on the servers, once."""
         assert self._layout is None
         self._layout, self._rules, self._partition = layout, rules, Partition(layout.bundles)
+        self._norms = Norms(set(layout.server_of), rules.window)
         own = {s.key: s for s in layout.slices if s.key not in self._partition}
         own |= self._partition.parts
         self._specs |= own
@@ -120,10 +130,14 @@ class WorkerMachine:
         return self._alone(piece.key), self._partition.within(piece.key)
 
     def push(
-        self, key: int, priority: int, lr: float | None, now_s: float
+        self, key: int, priority: int, lr: float | None, now_s: float, *, skip: bool = False
     ) -> tuple[int, list[Action]]:
-        """Push a slice; return the sequence number that its payload shall be kept under."""
-        return self.push_as(msg.Push(key, 0, lr), priority, now_s)
+        """Push a slice; return the sequence number that its payload shall be kept under.
+
+        With ``skip`` there is no gradient, and nothing in the payload.
+        """
+        kind = msg.Skip if skip else msg.Push
+        return self.push_as(kind(key, 0, lr), priority, now_s)
 
     def begin(self, key: int, state: tuple[str, ...], now_s: float) -> tuple[int, list[Action]]:
         """Push a slice's first value, and the optimizer's ``state`` behind it."""
@@ -165,6 +179,8 @@ class WorkerMachine:
             if not self._is_of(message.key, server):
                 return self._refuse(msg.UNKNOWN)
             return self._told(message, payload_bytes, now_s)
+        if isinstance(message, msg.Share):
+            return [*self._norms.take(server, message)]
         if isinstance(message, msg.Welcome):
             return self._welcome(server, message, now_s)
         if isinstance(message, msg.Abort | msg.Refused):
@@ -308,22 +324,10 @@ class WorkerMachine:
         return [*self._of_layout(server), *map(msg.DeclareTable, own)]
 
     def _of_layout(self, server: int) -> list[msg.Message]:
-        """Return what it shall keep of tensors, in parts that a message can hold."""
+        """Return what it shall keep of tensors."""
         if self._layout is None:
             return []
-        parts: list[list[Slice]] = [[]]
-        nbytes = 0
-        for piece in self._layout.of_server(server):
-            if nbytes > DECLARE_BYTES:
-                parts.append([])
-                nbytes = 0
-            parts[-1].append(piece)
-            nbytes += _SLICE_BYTES + len(piece.name.encode())
-        digest, count = self._layout.digest, len(parts)
-        return [
-            msg.Declare(digest, self._rules, tuple(part), number, count)
-            for number, part in enumerate(parts)
-        ]
+        return [*declared(self._layout, self._rules, server)]
 
     def _send(self, key: int, now_s: float) -> list[Action]:
         """Send what the window allows."""

@@ -118,6 +118,28 @@ def test_servers_and_shards_give_the_same_weights(world_size: int, servers: int)
             each.__exit__()
 
 
+def grouped(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """Return an optimizer of two groups, each with values of its own."""
+    first, *others = parameters
+    groups = [{"params": [first], "lr": 0.02}, {"params": others, "weight_decay": 1e-3}]
+    return torch.optim.SGD(groups, lr=0.05, momentum=0.5)
+
+
+def groups_both_ways(rank: int, world_size: int, job: Job) -> None:
+    delay = Delay(k=2, warm_up=3, local_update="glu")
+    with store_of(job, rank) as store:
+        model = float32()
+        served = seen(rank, *on_servers(model, store, delay, grouped(model.parameters())))
+    model = float32()
+    sharded = seen(rank, *delayed(model, grouped(model.parameters()), world_size, delay))
+    assert all(map(torch.equal, *each) for each in zip(served, sharded, strict=True))
+
+
+def test_groups_have_values_of_their_own_with_a_delay_too() -> None:
+    with LocalServers(servers=2, workers=2) as job:
+        run_ranks(groups_both_ways, 2, job.job)
+
+
 def nothing_else(rank: int, world_size: int, jobs: list[Job]) -> None:
     weights = []
     for job, delay in zip(jobs, (None, Delay(k=1, warm_up=3, local_update="none")), strict=True):

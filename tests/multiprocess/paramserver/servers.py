@@ -90,9 +90,11 @@ class Child:
         self.process.join(5)
 
 
-def _serve(job: Job, state: Path | None, limits: Limits, knobs: str) -> dict[str, int]:
+def _serve(
+    job: Job, state: Path | None, limits: Limits, knobs: str, updaters: tuple[str, ...]
+) -> dict[str, int]:
     chance = faults.faults_from({faults.VARIABLE: knobs})
-    server = ParameterServer(job, state=state, limits=limits, faults=chance)
+    server = ParameterServer(job, state=state, limits=limits, faults=chance, updaters=updaters)
     server.run()
     return server.refused
 
@@ -118,11 +120,13 @@ class LocalServers:
         limits: Limits = CALM,
         key: Path | None = None,
         faults: str = "",
+        updaters: tuple[str, ...] = (),
     ) -> None:
         child_context()  # before the scheduler waits for processes
         self.job = Job(port=free_port(), servers=servers, workers=workers, key=key)
         self.rules = rules or Rules()
         self._state, self._limits, self._faults = state, limits, faults
+        self.updaters = updaters
         self.error: str | None = None
         self.scheduler = Scheduler(self.job, limits)
         self._thread = threading.Thread(target=self._schedule, daemon=True)
@@ -163,7 +167,7 @@ class LocalServers:
     def _server(self, rank: int) -> Child:
         job = msgspec.structs.replace(self.job, rank=rank)
         state = None if self._state is None else self._state / str(rank)
-        return Child(_serve, job, state, self._limits, self._faults)
+        return Child(_serve, job, state, self._limits, self._faults, self.updaters)
 
     def _schedule(self) -> None:
         try:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from syncopate.protocol import codec
 from syncopate.protocol import messages as msg
 from syncopate.runs.served import trips_of
 from syncopate.tracing import dlc
@@ -151,13 +152,13 @@ def test_every_message_of_a_training_is_captured(tmp_path: Path) -> None:
         )
         for m in pushed:
             lr = LR if m.number else None
-            assert m.nbytes == len(msg.encode(msg.Push(m.key, m.number, lr))) + sizes[m.key]
+            assert m.nbytes == len(codec.encode(msg.Push(m.key, m.number, lr))) + sizes[m.key]
         pulled = of(run, f"w{rank}", "Pull")
         assert Counter((m.key, m.number) for m in pulled) == Counter(
             (key, after) for key in range(keys) for after in range(STEPS + 1)
         )
         for m in of(run, f"w{rank}", "Weights"):
-            header = len(msg.encode(msg.Weights(m.key, m.number, m.other)))
+            header = len(codec.encode(msg.Weights(m.key, m.number, m.other)))
             assert m.nbytes == header + sizes[m.key]
         assert len(pushed) == first + keys * STEPS
         assert len(of(run, f"w{rank}", "Weights")) == keys * (STEPS + 1)

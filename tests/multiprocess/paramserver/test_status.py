@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,57 @@ def test_every_node_publishes_its_counts(tmp_path: Path) -> None:
     assert values[f"syncopate_ps_weights_bytes{{{mine}}}"] == 4000
     assert values[f"syncopate_ps_stale_pushes_total{{{mine}}}"] == 2 * STEPS
     assert values[f"syncopate_ps_stale_updates_most{{{mine}}}"] == 0  # all workers push each time
+
+
+AHEAD = """
+    import sys, time, torch
+    from pathlib import Path
+    from syncopate import KVStore
+
+    with KVStore() as store:
+        store.init({"w": torch.zeros(1000)})
+        while store.rank and not Path(sys.argv[1]).exists():
+            time.sleep(0.02)
+        store.push("w", torch.ones(1000)).wait()
+"""
+
+
+def test_a_server_publishes_on_the_port_that_it_was_given(tmp_path: Path) -> None:
+    """One worker is ahead; its gradient is seen to wait until the other may go on."""
+    (tmp_path / "train.py").write_text(textwrap.dedent(AHEAD))
+    place = ["--port", str(free_port()), "--servers", "1", "--workers", "2"]
+    port, gate = free_port(), tmp_path / "gate"
+    line = [sys.executable, "-m", "syncopate", "ps"]
+    told = environment(
+        DMLC_PS_ROOT_PORT=place[1], DMLC_NUM_SERVER="1", DMLC_NUM_WORKER="2", DMLC_ROLE="worker"
+    )
+    script = [sys.executable, str(tmp_path / "train.py"), str(gate)]
+    processes = [
+        subprocess.Popen([*line, "scheduler", *place], env=environment()),
+        subprocess.Popen([*line, "server", *place, "--metrics", str(port)], env=environment()),
+        *(subprocess.Popen(script, env=told) for _ in range(2)),
+    ]
+    waiting = 'syncopate_ps_waiting_gradients{role="server",rank="0"}'
+
+    def fetched() -> dict[str, float]:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+                return samples(answer.read().decode())
+        except OSError:  # it does not listen yet
+            return {}
+
+    try:
+        wait_for(lambda: fetched().get(waiting) == 1)
+        found = fetched()
+        came = 'syncopate_ps_messages_total{role="server",rank="0",kind="Push",way="received"}'
+        assert found[came] == 2  # first values, and a gradient
+        assert found[came.replace("messages", "bytes")] > 2 * 4000
+        gate.touch()
+        assert [process.wait(HANGS_S) for process in processes] == [0] * 4
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def samples(text: str) -> dict[str, float]:

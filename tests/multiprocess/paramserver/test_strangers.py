@@ -8,6 +8,7 @@ import msgspec
 import zmq
 
 from syncopate.paramserver.wire.security import load_key, make_key
+from syncopate.protocol import codec
 from syncopate.protocol import messages as msg
 from syncopate.units import MIB
 from tests.multiprocess.paramserver import test_store as case
@@ -64,7 +65,7 @@ def test_a_frame_that_is_too_large_is_not_read(tmp_path):
         wait_for((tmp_path / "0-0").exists)
         socket = stranger(context, address_of_server(job))
         watch = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        socket.send_multipart([msg.encode(msg.Push(0, 1)), bytes(4 * MIB + 1)])
+        socket.send_multipart([codec.encode(msg.Push(0, 1)), bytes(4 * MIB + 1)])
         assert watch.poll(10_000)
         assert case.same(worker.result(), case.alone(job.rules, 1, 40))
         assert job.servers[0].result() == {}
@@ -85,7 +86,7 @@ def test_with_a_key_training_is_the_same_and_strangers_get_nothing(tmp_path):
         wrong.curve_publickey, wrong.curve_secretkey = zmq.curve_keypair()
         wrong.connect(address_of_server(job))
         for socket in (plain, wrong):
-            socket.send(msg.encode(msg.Hello("run", 0, "token")))
+            socket.send(codec.encode(msg.Hello("run", 0, "token")))
         expected = case.alone(job.rules, 2, 30)
         assert all(case.same(child.result(), expected) for child in workers)
         assert plain.poll(300) == 0
@@ -107,7 +108,7 @@ def test_who_knows_the_listener_but_has_no_key_is_turned_away(tmp_path):
         half.curve_serverkey = key.listener.public
         half.curve_publickey, half.curve_secretkey = zmq.curve_keypair()
         half.connect(address_of_server(job))
-        half.send(msg.encode(msg.Hello("run", 0, "token")))
+        half.send(codec.encode(msg.Hello("run", 0, "token")))
         assert half.poll(500) == 0
         for child in workers:
             child.result()
@@ -121,9 +122,9 @@ def test_a_worker_of_an_earlier_run_is_refused(tmp_path):
         worker = job.start(train_on, tmp_path, 40)[0]
         wait_for((tmp_path / "0-0").exists)
         socket = stranger(context, address_of_server(job))
-        socket.send(msg.encode(msg.Hello("an earlier run", 0, "token")))
+        socket.send(codec.encode(msg.Hello("an earlier run", 0, "token")))
         assert socket.poll(5000)
-        answer = msg.decode(msg.FromServer, socket.recv())
+        answer = codec.decode(codec.FromServer, socket.recv())
         assert isinstance(answer, msg.Refused)
         assert "run an earlier run; this is another run" in answer.reason
         socket.close()

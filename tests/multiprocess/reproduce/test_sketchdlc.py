@@ -7,7 +7,8 @@ from pathlib import Path
 import sketchdlc
 import sketchdlc_runs as runs
 import sketchdlc_worker as work
-from syncopate.protocol.messages import Ack, Pull, Push, Weights, encode
+from syncopate.protocol.codec import encode
+from syncopate.protocol.messages import Ack, Pull, Push, Weights
 from syncopate.tracing import dlc
 
 ITERATIONS = 3

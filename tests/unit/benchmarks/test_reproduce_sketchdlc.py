@@ -17,7 +17,8 @@ import sketchdlc_runs as runs
 import sketchdlc_worker as work
 from syncopate.analysis.serving import Message
 from syncopate.errors import ArtifactError
-from syncopate.protocol.messages import Push, encode
+from syncopate.protocol.codec import encode
+from syncopate.protocol.messages import Push
 from syncopate.zoo import ResNet50
 
 NETWORKS = (work.LENET5, work.RESNET50)

@@ -52,7 +52,10 @@ def test_heartbeats_say_how_far_a_node_is_and_what_it_keeps():
     counters = Counters(msg.SERVER, lambda: {"malformed": 2, "early": 1})
     counters.kept = lambda: (3, 4096)
     counters.queued = lambda: 5
+    counters.waiting = lambda: 7
     counters.updated(7, 9)
+    mine = 'role="server",rank="-1"'
+    assert values(counters)[f"syncopate_ps_waiting_gradients{{{mine}}}"] == "7"
     assert counters.figures() == msg.Figures(9, 3, 4096, 5, 3)
     assert (
         values(counters)['syncopate_ps_refused_total{role="server",rank="-1",reason="early"}']

@@ -12,6 +12,7 @@ from syncopate.paramserver.node import Node
 from syncopate.paramserver.wire.sockets import Wire
 from syncopate.paramserver.wire.tap import Tap
 from syncopate.protocol import actions as act
+from syncopate.protocol import codec
 from syncopate.protocol import messages as msg
 from syncopate.protocol.limits import Limits
 from tests.children import HANGS_S
@@ -36,7 +37,7 @@ class Scheduler:
         while not condition():
             assert time.monotonic() < until_s, self.heard
             for arrival in self.wire.receive(0.01):
-                message = msg.decode(msg.ToScheduler, arrival.frames[0].buffer)
+                message = codec.decode(codec.ToScheduler, arrival.frames[0].buffer)
                 self.heard.append(message)
                 self.peer = arrival.peer
 

@@ -98,6 +98,7 @@ class Server:
         self.weights = {key: log for key, (_, log) in self.disk.items()}
         self.staged: dict[tuple[int, int, int], object] = {}
         self.sums: dict[int, tuple[object, ...]] = {}
+        self.means: dict[int, tuple[object, ...]] = {}
         self.asked: dict[tuple[int, int], object] = {}
         self.writing: dict[int, tuple[Position, Log]] = {}
         self.split: set[int] = set()
@@ -108,7 +109,7 @@ class Server:
         for number in [number for number in self.staged if number[0] == cut.key]:
             content = self.staged.pop(number)
             self.staged |= {(key, *number[1:]): content for key in keys}
-        for held in (self.weights, self.sums):
+        for held in (self.weights, self.sums, self.means):
             if cut.key in held:
                 held.update(dict.fromkeys(keys, held.pop(cut.key)))
         self.split.discard(cut.key)
@@ -167,6 +168,7 @@ class World:
         self.done = [-1] * workers
         self.waiting: list[dict[tuple[int, int], int]] = [{} for _ in range(workers)]
         self.pulled: list[tuple[int, int, int, Log]] = []
+        self.norms: set[float | None] = set()
         self.period = habit.period
         self.crashes, self.closes = trouble.crashes, trouble.closes
         for rank, machine in enumerate(self.workers):
@@ -312,6 +314,8 @@ class World:
             self.do_server(self.servers.index(server), actions)
             return
         drawn = {key for key in server.weights if self.random.random() < 0.7}
+        if self.rules.clip_norm is not None:
+            drawn = set(server.weights)  # all change together
         keys = sorted(drawn | server.split)
         server.split.clear()
         positions = server.machine.positions(keys)
@@ -355,8 +359,8 @@ class World:
             elif isinstance(action, act.Initialise):
                 assert server.staged.pop((action.key, action.worker, 0)) == (action.worker, 0)
                 server.weights[action.key] = ()
-            elif isinstance(action, act.Update):
-                self.update(server, action)
+            elif isinstance(action, act.Measure | act.Update):
+                self.update(rank, action)
             elif isinstance(action, act.Fail):
                 server.failed.append(action)
             else:
@@ -392,13 +396,30 @@ class World:
         else:
             assert isinstance(action, act.Add)
 
+    def squares(self, key: int) -> float:
+        """Return the sum of squares of a gradient: the same number for each slice in it."""
+        return float(len(Partition(self.layout.bundles).members(key)) if key >= BUNDLE else 1)
+
     @staticmethod
-    def update(server: Server, action: act.Update) -> None:
-        """Apply gradients that were added, and then those that are staged."""
+    def gathered(server: Server, action: act.Update | act.Measure) -> tuple[object, ...]:
+        """Return gradients that were added, and then those that are staged."""
         added = server.sums.pop(action.key, ())
         rest = action.gradients[len(added) :]
         staged = [server.staged.pop((action.key, *gradient)) for gradient in rest]
-        assert (*added, *staged) == action.gradients
+        return (*added, *staged)
+
+    def update(self, rank: int, action: act.Update | act.Measure) -> None:
+        """Make a mean of gradients; or apply gradients, or their mean that was made before."""
+        server = self.servers[rank]
+        if isinstance(action, act.Measure):
+            server.means[action.key] = self.gathered(server, action)
+            found = server.machine.measured(action, self.squares(action.key))
+            self.do_server(rank, found)
+            return
+        self.norms.add(action.norm)
+        clips = self.rules.clip_norm is not None
+        mean = server.means.pop(action.key) if clips else self.gathered(server, action)
+        assert mean == action.gradients
         server.weights[action.key] += (action.gradients,)
         assert len(server.weights[action.key]) == action.version
 

@@ -45,6 +45,13 @@ def test_a_bundle_has_one_element_type_and_no_more_than_a_mebibyte():
     assert [bundle.whole.nbytes for bundle in found] == [MIB, MIB, MIB, 232 * 4096]
 
 
+def test_a_bundle_has_slices_of_one_group():
+    slices = [Slice(key, f"t{key:03d}", "float32", 0, 1, group=key % 2) for key in range(200)]
+    found = bundles_of(slices)
+    assert [bundle.members for bundle in found] == [tuple(slices[::2]), tuple(slices[1::2])]
+    assert [bundle.whole.group for bundle in found] == [0, 1]
+
+
 @pytest.mark.parametrize(
     ("names", "runs"),
     [

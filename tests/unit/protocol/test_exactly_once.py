@@ -35,7 +35,8 @@ SIZES = {
 }
 
 
-def _run(rules, trouble, seed, together=None, **given):
+def run(rules, trouble, seed, together=None, **given):
+    """Run a job to its end; return its world, and the updates of every slice."""
     least = 2 if together is not None else 64
     few = {"_LEAST": least, "LEAST_RUN": 1, "_MOST_PARTS": 4}
     with mock.patch.multiple(bundle, **few), mock.patch.object(layout, "LEAST_RUN", 1):
@@ -59,7 +60,7 @@ def _run(rules, trouble, seed, together=None, **given):
 )
 def test_synchronous_updates_are_those_of_one_process(trouble, seed, sizes, together):
     workers, rounds = sizes["workers"], sizes["rounds"]
-    world, logs = _run(Rules(), trouble, seed, together, **sizes)
+    world, logs = run(Rules(), trouble, seed, together, **sizes)
     versions = tuple(
         tuple((worker, version) for worker in range(workers)) for version in range(1, rounds + 1)
     )
@@ -78,7 +79,7 @@ def test_synchronous_updates_are_those_of_one_process(trouble, seed, sizes, toge
 def test_asynchronous_pushes_count_once_in_their_order(trouble, seed, staleness, sizes, together):
     workers, rounds = sizes["workers"], sizes["rounds"]
     rules = Rules(mode="asgd", staleness=staleness)
-    world, logs = _run(rules, trouble, seed, together, **sizes)
+    world, logs = run(rules, trouble, seed, together, **sizes)
     for log in logs.values():
         assert all(len(gradients) == 1 for gradients in log)
         for worker in range(workers):
@@ -94,7 +95,7 @@ def test_asynchronous_pushes_count_once_in_their_order(trouble, seed, staleness,
 @given(seed=st.integers(0, 2**32), drop=st.sampled_from([0.0, 0.2]), closes=st.integers(0, 3))
 def test_servers_that_keep_nothing_on_disk_do_not_need_it_while_they_live(seed, drop, closes):
     trouble = Trouble(drop=drop, duplicate=0.2, reorder=0.3, closes=closes)
-    _, logs = _run(Rules(), trouble, seed, durable=False, workers=2, servers=2, rounds=4)
+    _, logs = run(Rules(), trouble, seed, durable=False, workers=2, servers=2, rounds=4)
     assert all(len(log) == 4 for log in logs.values())
 
 
@@ -105,7 +106,7 @@ def test_a_network_that_loses_nothing_needs_no_message_twice(mode, durable, retr
     """However slow it is: with the shorter time nearly every answer is late, many of them often."""
     rules, trouble = Rules(mode=mode), Trouble(retry_s=retry_s)
     for seed in range(runs):
-        world, _ = _run(rules, trouble, seed, durable=durable, workers=3, servers=2, rounds=4)
+        world, _ = run(rules, trouble, seed, durable=durable, workers=3, servers=2, rounds=4)
         assert all(not server.machine.refused for server in world.servers)
         assert all(not worker.refused for worker in world.workers)
         packets = Counter((p.worker, p.message) for p in world.sent if p.payload is not None)
@@ -120,7 +121,7 @@ def test_a_pull_has_what_was_pushed_before_it_and_nothing_that_was_pushed_later(
     seed, sizes, period
 ):
     """Workers push on while they wait for a pull, as in SSD-SGD."""
-    world, logs = _run(Rules(), Trouble(), seed, period=period, **sizes)
+    world, logs = run(Rules(), Trouble(), seed, period=period, **sizes)
     versions = next(iter(logs.values()))
     assert len(versions) == sizes["rounds"]
     assert all(log == versions[:done] for _, _, done, log in world.pulled)
@@ -128,7 +129,7 @@ def test_a_pull_has_what_was_pushed_before_it_and_nothing_that_was_pushed_later(
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_what_is_pushed_and_pulled_together_stays_in_one_message_each(workers):
-    world, _ = _run(
+    world, _ = run(
         Rules(), Trouble(retry_s=1e9), 1, 1.0, workers=workers, servers=1, rounds=4, apart=False
     )
     slices, rounds = len(world.layout.slices), 4

@@ -57,8 +57,9 @@ def test_layouts_that_differ_have_other_digests():
         Layout(base, 1, 40).digest,
         Layout([base[0], TensorSpec("b", "int32", 20)], 1, 100).digest,
         Layout([base[0], TensorSpec("c", "float32", 20)], 1, 100).digest,
+        Layout([base[0], TensorSpec("b", "float32", 20, group=1)], 1, 100).digest,
     }
-    assert len(digests) == 5
+    assert len(digests) == 6
 
 
 @pytest.mark.parametrize(

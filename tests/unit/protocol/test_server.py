@@ -9,7 +9,7 @@ from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.limits import Limits
 from syncopate.protocol.piece import Slice
-from syncopate.protocol.rules import SGD, Adam, Compensation, Rules
+from syncopate.protocol.rules import SGD, Adam, Compensation, Rules, Updater
 from syncopate.protocol.server import Kept, Seat, ServerMachine
 from syncopate.protocol.slice import Position
 
@@ -186,6 +186,33 @@ def test_a_slice_that_is_too_large_ends_the_job():
     assert "a slice of 16 bytes; at most 10 (payload_bytes)" in fail.reason
 
 
+def test_a_slice_of_a_group_that_the_rules_have_not_ends_the_job():
+    machine = _server(greeted=False)
+    machine.receive(b"p0", msg.Hello("run", 0, "t0"), None)
+    declare = msg.Declare("d", Rules(groups=(Adam(),)), (Slice(0, "a", "float32", 0, 2, None, 2),))
+    assert (
+        "a slice of group 2; the last one is 1" in machine.receive(b"p0", declare, None)[0].reason
+    )
+
+
+def test_each_group_has_state_of_its_own():
+    machine = _server(greeted=False, workers=1)
+    machine.receive(b"p0", msg.Hello("run", 0, "t0"), None)
+    slices = (SLICES[0], Slice(3, "b", "float32", 0, 4, None, 1))
+    machine.receive(b"p0", msg.Declare("d", Rules(groups=(Adam(),)), slices), None)
+    machine.receive(b"p0", msg.Begin(0, 0, None, ("mean",)), 16)
+    assert machine.refused == {msg.MALFORMED: 1}
+    assert _of(machine.receive(b"p0", msg.Begin(3, 0, None, ("mean",)), 32), act.Initialise)
+
+
+def test_a_narrowed_push_has_fewer_bytes_and_first_values_have_all():
+    machine = _server(Rules(push_dtype="int8"), workers=1)
+    assert _of(machine.receive(b"p0", msg.Push(3, 0), 16), act.Stage)
+    assert _of(machine.receive(b"p0", msg.Push(3, 1), 8), act.Stage)  # a scale and 4 elements
+    machine.receive(b"p0", msg.Push(3, 2), 16)
+    assert machine.refused == {msg.WRONG_SIZE: 1}
+
+
 def test_a_lost_worker_ends_the_job_or_not_as_the_rules_say():
     fail = _server().lost(1, 6.0)[0]
     assert "worker 1 was lost (silent for 6.0 s)" in fail.reason
@@ -259,6 +286,11 @@ def test_delay_compensation_names_the_worker_and_keeps_its_backup():
         (Rules(optimizer=SGD(lr=1, nesterov=True)), "nesterov"),
         (Rules(optimizer=SGD(lr=1, form="mxnet", dampening=0.1)), "form"),
         (Rules(optimizer=Adam(betas=(0.9, 1.0))), "betas is 1.0"),
+        (Rules(groups=(Adam(), SGD(lr=-1))), "lr is -1"),
+        (Rules(optimizer=Updater(name="a.b", lr=1)), "updater is 'a.b'; it must be such as"),
+        (Rules(optimizer=Updater(name="a:b", lr=-1)), "lr is -1"),
+        (Rules(optimizer=Updater(name="a:b", lr=1, state=("x y",))), "state of a:b is"),
+        (Rules(optimizer=Updater(name="a:b", lr=1, state=("mean_square",))), "state of a:b is"),
         (Rules(mode="dc-asgd", compensation=Compensation(decay=1.0)), "decay is 1.0"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from syncopate.protocol import actions as act
+from syncopate.protocol import codec
 from syncopate.protocol import messages as msg
 from syncopate.protocol.layout import Layout, TensorSpec
 from syncopate.protocol.limits import HEADER_BYTES, Limits
@@ -198,15 +199,15 @@ def test_many_slices_are_declared_in_parts_that_fit_into_messages():
     found = machine.receive(0, msg.Welcome("boot", False), None, 0.0)
     parts = [one.message for one in found if isinstance(one, act.Send)]
     assert all(isinstance(part, msg.Declare) for part in parts)
-    frames = [msg.encode(part) for part in parts]
+    frames = [codec.encode(part) for part in parts]
     assert sum(map(len, frames)) > HEADER_BYTES > 2 * max(map(len, frames))
     server = ServerMachine(Seat(roster, "boot"), LIMITS)
     server.receive(b"p", msg.Hello("run", 0, "t0"), None)
     order = [*range(len(frames))][::-1]  # in any order, and some of them twice
     for number in [order[0], *order[:-1]]:
-        message = msg.decode(msg.ToServer, frames[number])
+        message = codec.decode(codec.ToServer, frames[number])
         assert server.receive(b"p", message, None) == []
         assert server.rules is None
-    found = server.receive(b"p", msg.decode(msg.ToServer, frames[order[-1]]), None)
+    found = server.receive(b"p", codec.decode(codec.ToServer, frames[order[-1]]), None)
     assert found == [act.Keep(Rules(), layout.slices)]
-    assert server.receive(b"p", msg.decode(msg.ToServer, frames[0]), None) == []
+    assert server.receive(b"p", codec.decode(codec.ToServer, frames[0]), None) == []

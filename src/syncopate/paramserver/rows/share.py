@@ -15,7 +15,7 @@ from syncopate.paramserver.rows.updates import Chosen, beginning, update_rows
 from syncopate.paramserver.tensors import dtype_of
 from syncopate.protocol.actions import Initialise, Stage, Update
 from syncopate.protocol.piece import TableSlice
-from syncopate.protocol.rules import STEPS
+from syncopate.protocol.rules import STEPS, Updater
 
 IDS, WEIGHTS = "ids", "weights"
 _LEAST = 256
@@ -34,7 +34,8 @@ class TableShare:
         """Keep nothing yet."""
         assert spec.slice.table is not None
         self.begun = False
-        self._table, self._rules = spec.slice.table, spec.rules
+        assert not isinstance(spec.rules.optimizer, Updater)  # ``require_rows`` refuses it
+        self._table, self._optimizer = spec.slice.table, spec.rules.optimizer
         self._index = RowIndex()
         self._ids = np.empty(0, np.int64)
         self._steps = 0
@@ -86,7 +87,7 @@ class TableShare:
         slots = self._slots(ids)
         state = {name: column for name, column in self._columns.items() if name != WEIGHTS}
         rows = Chosen(torch.from_numpy(slots), self._columns[WEIGHTS], state)
-        update_rows(self._rules.optimizer, action.lr, rows, total, self._steps)
+        update_rows(self._optimizer, action.lr, rows, total, self._steps)
 
     def rows(self, ids: Ids) -> Tensor:
         """Return rows as they are now, shape (rows, width)."""

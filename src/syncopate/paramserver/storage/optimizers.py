@@ -16,7 +16,14 @@ from syncopate.paramserver.tensors import flat_bytes, joined, part_of, parted
 from syncopate.protocol.actions import Fill
 from syncopate.protocol.layout import Layout
 from syncopate.protocol.piece import Slice
-from syncopate.protocol.rules import MEAN_SQUARE, SGD, STEPS, Adagrad, Adam, Compensation
+from syncopate.protocol.rules import (
+    MEAN_SQUARE,
+    SGD,
+    STEPS,
+    Adagrad,
+    Adam,
+    Compensation,
+)
 
 State = dict[str, Tensor]
 """What an optimizer remembers of one slice; empty at first."""
@@ -62,6 +69,18 @@ def compensate(
     mean_square.mul_(rule.decay).add_(squared, alpha=1 - rule.decay)
     strength = (mean_square + rule.eps).sqrt_().reciprocal_().mul_(rule.lambda_0)
     return strength.mul_(squared).mul_(weights - backup).add_(gradient)
+
+
+def clip(gradient: Tensor, norm: float, most: float) -> None:
+    """Scale ``gradient`` in place, as ``torch.nn.utils.clip_grad_norm_`` does.
+
+    Args:
+        gradient: a part of the whole gradient.
+        norm: of the whole.
+        most: its norm afterwards, at most.
+    """
+    factor = most / (norm + 1e-6)
+    gradient.mul_(1.0 if factor > 1 else factor)  # with NaN where the norm is
 
 
 def _sgd(rule: SGD, lr: float, weights: Tensor, gradient: Tensor, state: State) -> None:

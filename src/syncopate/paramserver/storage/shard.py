@@ -5,18 +5,21 @@ What it keeps of tables lies in :class:`~syncopate.paramserver.rows.share.TableS
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 import torch
 import zmq
 from torch import Tensor
 
+from syncopate.paramserver.narrow import decoded
 from syncopate.paramserver.rows.frames import ascends, ids_of, rows_of
 from syncopate.paramserver.rows.hashing import servers_of
 from syncopate.paramserver.rows.share import TableShare
 from syncopate.paramserver.storage import optimizers
 from syncopate.paramserver.storage.state import Record
+from syncopate.paramserver.storage.updaters import Updaters, Updating
 from syncopate.paramserver.tensors import (
     dtype_of,
     flat_bytes,
@@ -26,9 +29,10 @@ from syncopate.paramserver.tensors import (
     tensor_of,
 )
 from syncopate.protocol import messages as msg
-from syncopate.protocol.actions import Add, Answer, Ask, Initialise, Stage, Update
+from syncopate.protocol.actions import Add, Answer, Ask, Initialise, Measure, Stage, Update
 from syncopate.protocol.bundle import Cut
 from syncopate.protocol.messages import Refusal
+from syncopate.protocol.narrow import is_narrowed
 from syncopate.protocol.piece import Slice, TableSlice
 from syncopate.protocol.rules import STEPS, Rules
 from syncopate.protocol.slice import Position
@@ -46,27 +50,39 @@ class Shard:
         changed: keys of slices that changed since :meth:`snapshot` last took them.
     """
 
-    def __init__(self, rules: Rules, slices: Iterable[Slice]) -> None:
-        """Hold ``slices``, without values yet."""
+    def __init__(
+        self, rules: Rules, slices: Iterable[Slice], updaters: Updaters | None = None
+    ) -> None:
+        """Hold ``slices``, without values yet; ``updaters`` are the server's."""
         self.changed: set[int] = set()
-        self._rules = rules
         self._specs: dict[int, Slice] = {}
         self._tables: dict[int, TableShare] = {}
         # Numbers of rows that workers wait for, by key and worker.
         self._asked: dict[tuple[int, int], zmq.Frame] = {}
         # The sum of the gradients that were added before their update, by key, and how many.
-        self._sums: dict[int, tuple[Tensor, int]] = {}
+        self._sums: dict[int, tuple[Tensor | None, int]] = {}
+        # Means of gradients that wait for the norm of the step; None: no worker has a gradient.
+        self._means: dict[int, Tensor | None] = {}
         self._staged: dict[tuple[int, int, int], Tensor] = {}
         self._weights: dict[int, Tensor] = {}
         self._states: dict[int, optimizers.State] = {}
+        self._rules: list[Rules] = []  # by group, and what updates by them
+        self._updates: list[Updating] = []
+        self._updaters = updaters or Updaters()
         self._backups: dict[int, dict[int, Tensor]] = {}
         # Weights that ZeroMQ sends lie where they are: code that changes them has to know.
         self._sending: dict[int, list[zmq.MessageTracker]] = {}
         self.keep(rules, slices)
 
     def keep(self, rules: Rules, slices: Iterable[Slice]) -> None:
-        """Hold ``slices`` of tensors as well, updated by ``rules``."""
-        self._rules = rules
+        """Hold ``slices`` of tensors as well, updated by ``rules``.
+
+        Raises:
+            ParameterServerError: there is no such updater here.
+        """
+        self._rules = [rules.of(group) for group in range(len(rules.groups) + 1)]
+        self._updates = [self._updaters.of(each.optimizer) for each in self._rules]
+        self._clip_norm = rules.clip_norm or math.inf
         specs = {spec.key: spec for spec in slices if spec.table is None}
         self._specs |= specs
         self._states |= {key: {} for key in specs}
@@ -85,8 +101,8 @@ class Shard:
     @property
     def waiting(self) -> int:
         """How many gradients, and sums of gradients, are held until an update takes them."""
-        tables = sum(share.waiting for share in self._tables.values())
-        return len(self._staged) + len(self._sums) + tables
+        tables = sum(share.waiting for share in list(self._tables.values()))  # in any thread
+        return len(self._staged) + len(self._sums) + len(self._means) + tables
 
     def require_rows(
         self, message: msg.PushRows | msg.PullRows, frame: zmq.Frame, rank: int, servers: int
@@ -116,8 +132,12 @@ class Shard:
         if action.key in self._tables:
             self._tables[action.key].stage(action, tensor_of(frame, torch.uint8))
             return
-        dtype = dtype_of(self._specs[action.key].dtype)
-        data = tensor_of(frame, dtype)
+        spec = self._specs[action.key]
+        dtype, push_dtype = dtype_of(spec.dtype), self._rules[spec.group].push_dtype
+        if action.sequence and len(frame) and is_narrowed(spec, push_dtype):
+            data = decoded(spec, push_dtype, tensor_of(frame, torch.uint8))
+        else:
+            data = tensor_of(frame, dtype)
         if action.part is not None:
             begin, end = (at // dtype.itemsize for at in action.part)
             data = data[begin:end]
@@ -129,8 +149,17 @@ class Shard:
             return
         gradient = self._staged.pop((action.key, action.worker, action.sequence))
         total, count = self._sums.pop(action.key, (None, 0))
-        total = gradient if total is None else total.add_(gradient)
+        if gradient.numel() == self._specs[action.key].numel:  # else the worker has none
+            total = gradient if total is None else total.add_(gradient)
         self._sums[action.key] = (total, count + 1)
+
+    def measure(self, action: Measure) -> float:
+        """Make the mean of the gradients of the next update; return the sum of its squares."""
+        mean = self._means[action.key] = self._mean(action.key, action.gradients)
+        if mean is None:
+            return 0.0
+        exact = mean.to(torch.complex128 if mean.is_complex() else torch.float64)
+        return float(torch.vdot(exact, exact).real)
 
     def split(self, cut: Cut) -> None:
         """Let the parts of a bundle be by themselves."""
@@ -139,6 +168,7 @@ class Shard:
         self._sending.pop(key, None)
         state, backups = self._states.pop(key), self._backups.pop(key)
         weights, total = self._weights.pop(key, None), self._sums.pop(key, None)
+        mean = (self._means.pop(key),) if key in self._means else ()
         staged = {number: t for number, t in self._staged.items() if number[0] == key}
         for part, begin_byte, end_byte in cut.places():
             own = slice(begin_byte // itemsize, end_byte // itemsize)
@@ -151,7 +181,9 @@ class Shard:
             }
             self._backups[part.key] = {rank: t[own].clone() for rank, t in backups.items()}
             if total is not None:
-                self._sums[part.key] = (total[0][own], total[1])
+                self._sums[part.key] = (_part(total[0], own), total[1])
+            for each in mean:
+                self._means[part.key] = _part(each, own)
             for (_, worker, sequence), tensor in staged.items():
                 self._staged[part.key, worker, sequence] = tensor[own]
         for number in staged:
@@ -171,24 +203,31 @@ class Shard:
 
     def update(self, action: Update) -> None:
         """Add those gradients that were not, in the order given, and apply their mean."""
-        key, count = action.key, len(action.gradients)
+        key = action.key
         self.changed.add(key)
         if key in self._tables:
             self._tables[key].update(action)
             return
-        _, added = self._sums.get(key, (None, 0))
-        for worker, sequence in action.gradients[added:]:
-            self.add(Add(key, worker, sequence))
-        total, _ = self._sums.pop(key)
-        if count > 1:
-            total.div_(count)
+        made = key in self._means
+        total = self._means.pop(key) if made else self._mean(key, action.gradients)
+        if total is None:
+            return
+        if action.norm is not None:
+            optimizers.clip(total, action.norm, self._clip_norm)
         weights = self._writable(key)
-        state = self._states[key]
+        state, rules = self._states[key], self._rules[self._specs[key].group]
         if action.compensate is not None:
             backup = self._backups[key].get(action.compensate, weights)
-            rule = self._rules.compensation
-            total = optimizers.compensate(rule, total, weights, backup, state)
-        optimizers.step(self._rules.optimizer, action.lr, weights, total, state)
+            total = optimizers.compensate(rules.compensation, total, weights, backup, state)
+        self._updates[self._specs[key].group](action.lr, weights, total, state)
+
+    def _mean(self, key: int, gradients: Sequence[tuple[int, int]]) -> Tensor | None:
+        """Return the mean of gradients, of which some were added; None where none is there."""
+        _, added = self._sums.get(key, (None, 0))
+        for worker, sequence in gradients[added:]:
+            self.add(Add(key, worker, sequence))
+        total, count = self._sums.pop(key)
+        return total.div_(count) if total is not None and count > 1 else total
 
     def payload(
         self, key: int, backup_for: int | None, let_go: Callable[[], None] | None = None
@@ -216,8 +255,8 @@ class Shard:
         Returns:
             Names in the order of the payload, and a tracked frame.
         """
-        state = self._states[key]
-        names = tuple(name for name in self._rules.state if name in state)
+        state, rules = self._states[key], self._rules[self._specs[key].group]
+        names = tuple(name for name in rules.state if name in state)
         return names, frame_of(joined([self._weights[key], *(state[name] for name in names)]))
 
     def ask(self, action: Ask, frame: zmq.Frame) -> None:
@@ -278,3 +317,7 @@ class Shard:
         if any(not tracker.done for tracker in self._sending.pop(key, [])):
             self._weights[key] = self._weights[key].clone()
         return self._weights[key]
+
+
+def _part(tensor: Tensor | None, own: slice) -> Tensor | None:
+    return None if tensor is None else tensor[own]

@@ -29,6 +29,7 @@ class Counters:
     Attributes:
         rank: of the node; -1: none yet.
         kept: what a server keeps.
+        waiting: returns how many gradients, and sums of them, a server holds for later updates.
         queued: returns how many messages wait to be sent.
         here: of a scheduler, returns how many servers and workers are here.
     """
@@ -37,6 +38,7 @@ class Counters:
         self.role = role
         self.rank = -1
         self.kept: Kept = lambda: (0, 0)
+        self.waiting: Callable[[], int] = lambda: 0
         self.queued: Callable[[], int] = lambda: 0
         self._refused = refused
         self.here: Callable[[], Mapping[str, int]] = dict
@@ -105,6 +107,8 @@ class Counters:
         if self.role == "server":
             yield _gauge("slices", "Slices that are kept.", said.slices, mine)
             yield _gauge("weights_bytes", "Bytes of their weights.", said.nbytes, mine)
+            told = "Gradients, and sums of them, that wait for others."
+            yield _gauge("waiting_gradients", told, self.waiting(), mine)
             yield from self._staleness(mine)
 
     def _staleness(self, mine: dict[str, str]) -> Iterator[Metric]:

@@ -36,8 +36,9 @@ from syncopate.paramserver.wire.tap import Tap
 from syncopate.paramserver.wire.unadmitted import Unadmitted, can_watch
 from syncopate.ports import bound
 from syncopate.protocol.actions import SCHEDULER, Peer
+from syncopate.protocol.codec import decode, encode
 from syncopate.protocol.limits import HEADER_BYTES, STUCK_S, Limits
-from syncopate.protocol.messages import MALFORMED, Heartbeat, Message, Refusal, decode, encode
+from syncopate.protocol.messages import MALFORMED, Heartbeat, Message, Refusal
 
 _RECEIVE_QUEUE = 16
 """Messages of one peer that wait to be read; beyond, its TCP connection stops it."""

@@ -68,7 +68,8 @@ _ABOUT = {
 }
 """Message -> its kind as a row has it, and what returns its numbers."""
 
-_OF_ROWS = {
+_OTHERS = {
+    msg.Skip: msg.Push,
     msg.DeclareTable: msg.Declare,
     msg.PushRows: msg.Push,
     msg.BeginRows: msg.Begin,
@@ -77,9 +78,9 @@ _OF_ROWS = {
     msg.Rows: msg.Weights,
     msg.TableState: msg.State,
 }
-"""Messages about tables, and those about tensors as which they are noted."""
+"""Messages that are noted as others: those about tables as those about tensors."""
 
-_ABOUT |= {kind: _ABOUT[other] for kind, other in _OF_ROWS.items()}
+_ABOUT |= {kind: _ABOUT[other] for kind, other in _OTHERS.items()}
 
 _ACK = _KIND[msg.Ack.__name__]
 

@@ -55,6 +55,7 @@ MESSAGES = (
     "unreadable", "Register", "Heartbeat", "Leave", "Failed", "Roster", "Lost", "Left", "Moved",
     "Finish", "Abort", "Hello", "Declare", "Push", "Query", "Pull", "Welcome", "HelloWanted", "Ack",
     "Weights", "Refused", "Begin", "PullState", "State", "Status", "Standing",
+    "Share", "Norm",
 )  # fmt: skip
 """Kinds of messages, by the names that the protocol gives them."""
 

@@ -232,7 +232,7 @@ IN_TRAINING = {
     "state": "is on the servers",
     "plan": "for good",
     "twice": "no step followed",
-    "momentum": "momentum: 0.9 before, 0.5 now",
+    "momentum": "'first.weight' momentum: 0.9 before, 0.5 now",
     "written": "'first.bias' were written to",
 }
 
@@ -285,7 +285,7 @@ def test_what_servers_cannot_do_is_refused_in_training():
 
 AT_START = {
     "class": "Adam, AdamW, SGD",
-    "groups": "group 1 of the optimizer has other values",
+    "two": "servers do what one optimizer does, and 2 were given",
     "maximize": "maximize=True",
     "none": "give the optimizer, too",
     "no store": "exchange is 'served'; it must be the syncopate.KVStore itself",
@@ -302,7 +302,6 @@ AT_START = {
 
 def refused_at_start(rank, _world, job):
     model = Net()
-    groups = [{"params": model.first.parameters()}, {"params": model.last.parameters(), "lr": 0.5}]
     sgd = torch.optim.SGD(model.parameters(), 0.1)
     said = {}
     with store_of(job, rank) as store:
@@ -311,7 +310,8 @@ def refused_at_start(rank, _world, job):
             return refusal(lambda: syncopate.distribute(model, optimizer, **options))
 
         said["class"] = start(torch.optim.RMSprop(model.parameters()), exchange=store)
-        said["groups"] = start(torch.optim.SGD(groups, 0.1), exchange=store)
+        two = [torch.optim.SGD(each.parameters(), 0.1) for each in (model.first, model.last)]
+        said["two"] = start(two, exchange=store)
         said["maximize"] = start(
             torch.optim.SGD(model.parameters(), 0.1, maximize=True), exchange=store
         )

@@ -22,6 +22,7 @@ from syncopate.paramserver.wire.outbox import IN_FLIGHT_BYTES
 from syncopate.paramserver.wire.sockets import Arrival, RefusalLog, Wire
 from syncopate.paramserver.wire.tap import Tap
 from syncopate.paramserver.wire.unadmitted import MOST_BYTES
+from syncopate.protocol import codec
 from syncopate.protocol import messages as msg
 from syncopate.protocol.limits import CONTROL_BYTES, Limits
 
@@ -53,7 +54,9 @@ def test_on_one_machine_one_listens_on_a_unix_socket_unless_a_port_is_given(wire
         arrivals += server.receive(0.01)
         if arrivals:
             break
-    assert [msg.decode(msg.ToServer, one.frames[0].buffer) for one in arrivals] == [msg.Query(3, 1)]
+    assert [codec.decode(codec.ToServer, one.frames[0].buffer) for one in arrivals] == [
+        msg.Query(3, 1)
+    ]
 
 
 def test_elsewhere_one_listens_on_a_port(wires):
@@ -103,7 +106,7 @@ def test_a_payload_that_comes_twice_holds_up_nothing(wires, monkeypatch, delays,
     while (len(arrived) < len(keys) or len(sent) < 2) and time.monotonic() < until_s:
         worker.flush()
         for arrival in server.receive(0.01):
-            message, payload = server.opened(msg.ToServer, arrival)
+            message, payload = server.opened(codec.ToServer, arrival)
             arrived.append(message.key)
             assert payload is None or set(payload.bytes) == {message.key}
     assert sorted(arrived) == sorted(keys)

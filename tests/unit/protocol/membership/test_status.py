@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from syncopate.protocol import actions as act
+from syncopate.protocol import codec
 from syncopate.protocol import messages as msg
 from syncopate.protocol.limits import Limits
 from syncopate.protocol.membership.member import MemberMachine
@@ -59,7 +60,7 @@ def test_a_heartbeat_without_figures_leaves_what_was_said_before(machine):
 
 def test_who_asks_learns_nothing_with_which_to_take_a_place(machine):
     machine.receive("b", register("worker", "b"), 1.0)
-    told = msg.encode(asked(machine, 2.0))
+    told = codec.encode(asked(machine, 2.0))
     assert b"run" not in told
     assert machine.is_stranger(msg.Status("job"))
     assert not hasattr(asked(machine, 2.0).nodes[0], "token")
@@ -72,9 +73,9 @@ def test_who_names_another_job_is_refused_and_counted(machine):
 
 
 def test_a_status_and_its_answer_travel_as_they_are(machine):
-    assert msg.decode(msg.ToScheduler, msg.encode(msg.Status("job"))) == msg.Status("job")
+    assert codec.decode(codec.ToScheduler, codec.encode(msg.Status("job"))) == msg.Status("job")
     said = asked(machine, 1.0)
-    assert msg.decode(msg.FromScheduler, msg.encode(said)) == said
+    assert codec.decode(codec.FromScheduler, codec.encode(said)) == said
 
 
 def test_a_member_says_its_figures_in_its_heartbeats():

@@ -3,8 +3,8 @@
 [Note: a gradient that was sent]
 Servers have taken it, and this rank never sees the average. So ``parameter.grad`` may be zeroed or
 set to None, and everything else that would look at its values, or change them, is refused: clipping
-norms, a gradient scaler. For the same reason a step follows each backward that is synchronised, and
-at the learning rate at which it was sent.
+norms (servers do that), a gradient scaler. For the same reason a step follows each backward that is
+synchronised, and at the learning rate at which it was sent.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class SentGradient(PartialGradient):
             raise EngineError(
                 f"{getattr(func, '__name__', func)} was asked of the gradient of "
                 f"{self.parameter_name!r}, which servers have taken: no rank has the average, and "
-                "changes to it (clipping, scaling) have no effect on the servers. Leave them out, "
-                "or train with exchange='sharded'"
+                "changes to it (clipping, scaling) have no effect on the servers. Let servers clip "
+                "by KVStore(Rules(clip_norm=...)), leave it out, or train with exchange='sharded'"
             )
 
 

@@ -101,6 +101,7 @@ class SentPush(Push):
         self._notes.deliver()
         self._submissions.broken = not said.is_sound
         self._sending.send_rest(self._notes.reached().__getitem__)
+        self._submissions.skip_rest()
         return said
 
 

@@ -1,13 +1,16 @@
 """Servers: what a parameter server is told of a model and of its optimizer.
 
-Servers update by one rule: that of the only optimizer, whose groups are alike. The learning rate
-may change from step to step, as schedulers let it; it goes along with the gradients. Nothing else
+Servers update each weight by the rule of its group of the only optimizer. Learning rates may
+change from step to step, as schedulers let them; they go along with the gradients. Nothing else
 may. Tables of rows are updated by what trains them, each by a rule of its own.
+
+Where the store's rules name an updater of one's own, servers update by that. The optimizer then
+says learning rates, and those of the updater's options that its groups have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -21,7 +24,7 @@ from syncopate.engine.exchange.groups import parameters_of
 from syncopate.engine.exchange.optimizers import updates_as
 from syncopate.engine.exchange.serving.tables import Embedded, Tables
 from syncopate.errors import EngineError, InvalidValueError, UnknownNameError
-from syncopate.protocol.rules import SGD, STEPS, Adagrad, Adam
+from syncopate.protocol.rules import SGD, STEPS, Adagrad, Adam, OptimizerRule, Updater
 from syncopate.protocol.table import require_rows
 
 _LR = "lr"
@@ -68,7 +71,7 @@ def _sparse_adam(group: Mapping[str, Any]) -> Adam:
     return Adam(lr=float(group[_LR]), betas=betas, eps=float(group["eps"]))
 
 
-_Rules = dict[type[torch.optim.Optimizer], Callable[[Mapping[str, Any]], SGD | Adam | Adagrad]]
+_Rules = dict[type[torch.optim.Optimizer], Callable[[Mapping[str, Any]], OptimizerRule]]
 
 _RULES: _Rules = {
     torch.optim.Adagrad: _adagrad,
@@ -89,7 +92,7 @@ _REFUSED = ("maximize", "amsgrad")
 """What servers cannot do."""
 
 
-def table_rule_of(table: Embedded) -> SGD | Adam | Adagrad:
+def table_rule_of(table: Embedded) -> OptimizerRule:
     """Return how servers do what trains a table.
 
     Raises:
@@ -100,14 +103,20 @@ def table_rule_of(table: Embedded) -> SGD | Adam | Adagrad:
     return _rules_of(optimizer, [table.group], _OF_TABLES, f"the table {table.name!r}")[0]
 
 
-def rule_of(
-    optimizers: Sequence[torch.optim.Optimizer], tables: Sequence[Embedded] = ()
-) -> SGD | Adam | Adagrad:
+def rules_of(
+    optimizers: Sequence[torch.optim.Optimizer],
+    tables: Sequence[Embedded] = (),
+    updater: Updater | None = None,
+) -> list[tuple[Mapping[str, Any], OptimizerRule]]:
     """Return how servers do what the optimizer of a model does.
 
     Args:
         optimizers: of the model; one.
         tables: whose rows are updated each by a rule of its own.
+        updater: what servers do instead.
+
+    Returns:
+        Each group of the optimizer that has other parameters than tables, and its rule.
 
     Raises:
         UnknownNameError: servers do not know it; lists those they know.
@@ -115,8 +124,8 @@ def rule_of(
     """
     if len(optimizers) != 1:
         raise EngineError(
-            f"servers update all weights by one rule, and {len(optimizers)} optimizers were given; "
-            "give one, or train with exchange='sharded'"
+            f"servers do what one optimizer does, and {len(optimizers)} were given; give one, "
+            "which may have several groups, or train with exchange='sharded'"
         )
     optimizer, theirs = optimizers[0], {id(table.weight) for table in tables}
     groups = [
@@ -124,15 +133,17 @@ def rule_of(
         for group in optimizer.param_groups
         if not group["params"] or any(id(each) not in theirs for each in group["params"])
     ]
-    rules = _rules_of(optimizer, groups, _RULES)
-    for place, rule in enumerate(rules):
-        if rule != rules[0]:
-            raise EngineError(
-                f"servers update all weights by one rule, and group {place} of the optimizer has "
-                f"other values than group 0 ({rule} against {rules[0]}). Give all groups the same "
-                "values, or train with exchange='sharded'"
-            )
-    return rules[0]
+    if updater is not None:
+        return [(group, _as_group_says(updater, group)) for group in groups]
+    return list(zip(groups, _rules_of(optimizer, groups, _RULES), strict=True))
+
+
+def _as_group_says(updater: Updater, group: Mapping[str, Any]) -> Updater:
+    options = {
+        name: group[name] if isinstance(group.get(name), bool | int | float | str) else value
+        for name, value in updater.options.items()
+    }
+    return msgspec.structs.replace(updater, lr=float(group[_LR]), options=options)
 
 
 def _rules_of(
@@ -140,7 +151,7 @@ def _rules_of(
     groups: Sequence[Mapping[str, Any]],
     known: _Rules,
     scope: str = "",
-) -> list[SGD | Adam | Adagrad]:
+) -> list[OptimizerRule]:
     """Return how servers do what ``optimizer`` does to some of its groups."""
     kind = next((k for k in known if updates_as(type(optimizer), k)), None)
     if kind is None:
@@ -164,17 +175,24 @@ _NAMES = {
 
 
 def state_of(
-    optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor]
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor], own: Collection[str] = ()
 ) -> dict[str, dict[str, Tensor]]:
-    """Return what an optimizer knows of ``parameters``, by name, as servers take it."""
+    """Return what an optimizer knows of ``parameters``, by name, as servers take it.
+
+    Args:
+        optimizer: of torch.
+        parameters: by name.
+        own: names of what an updater of one's own remembers, which torch calls the same.
+    """
+    names = _NAMES | {name: name for name in own if name not in _NAMES.values()}
     found: dict[str, dict[str, Tensor]] = {}
     for name, parameter in parameters.items():
         state = optimizer.state.get(parameter, {})
         known = state.items() if state.get("step", 1) else ()  # Adagrad has some at once
         entries = {
-            _NAMES[key]: _flat(parameter, value) if key != "step" else _counted(value)
+            names[key]: _flat(parameter, value) if key != "step" else _counted(value)
             for key, value in known
-            if key in _NAMES and value is not None
+            if key in names and value is not None
         }
         if entries:
             found[name] = entries
@@ -185,12 +203,13 @@ def whole_of(
     parameter: Tensor, entries: Mapping[str, Tensor], device: str | torch.device
 ) -> dict[str, Tensor]:
     """Return what servers know of ``parameter`` as torch's optimizers have it, on ``device``."""
-    found = {}
-    for key, name in _NAMES.items():
-        if name == STEPS and name in entries:
-            found[key] = entries[name].reshape(()).to(torch.float32)  # on the CPU, as torch has it
-        elif name in entries:
-            found[key] = view_like(parameter, entries[name].to(device), 0)
+    found, torchs = {}, {name: key for key, name in _NAMES.items()}
+    for name, value in entries.items():
+        key = torchs.get(name, name)
+        if name == STEPS:
+            found[key] = value.reshape(()).to(torch.float32)  # on the CPU, as torch has it
+        else:
+            found[key] = view_like(parameter, value.to(device), 0)
     return found
 
 
@@ -205,19 +224,31 @@ def _counted(steps: Tensor | float) -> Tensor:
     return torch.tensor([int(steps)], dtype=torch.int64)
 
 
+class Told(NamedTuple):
+    """What servers were told of a weight.
+
+    Attributes:
+        name: of it.
+        rule: how they update it; with any learning rate.
+    """
+
+    name: str
+    rule: OptimizerRule
+
+
 class Servers(NamedTuple):
     """What servers are told once, by any plan.
 
     Attributes:
         store: reaches them.
         optimizer: what they do in the place of it.
-        declared: names of the weights that they have; none before the first plan.
+        told: of each weight that they have, by the id of its parameter; none before the first plan.
         tables: whose rows they have.
     """
 
     store: Store
     optimizer: torch.optim.Optimizer
-    declared: set[str]
+    told: dict[int, Told]
     tables: Tables
 
     def declare(self, weights: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
@@ -228,15 +259,24 @@ class Servers(NamedTuple):
         Raises:
             ParameterServerError: the job is over.
         """
-        if not self.declared:
-            known = state_of(self.optimizer, parameters)
-            self.store.init(weights, self._rule, known)
-            self.declared.update(weights)
+        if not self.told:
+            groups = self._groups
+            trained = {id(each): rule for group, rule in groups for each in group["params"]}
+            rules = {
+                name: trained.get(id(parameter), groups[0][1])
+                for name, parameter in parameters.items()
+            }
+            alike = all(rule == groups[0][1] for rule in rules.values())
+            own = groups[0][1].state if isinstance(groups[0][1], Updater) else ()
+            known = state_of(self.optimizer, parameters, own)
+            self.store.init(weights, groups[0][1] if alike else rules, known)
+            for name, parameter in parameters.items():
+                self.told[id(parameter)] = Told(name, rules[name])
         self.tables.attach(table_rule_of)
 
     @property
-    def _rule(self) -> SGD | Adam | Adagrad:
-        return rule_of((self.optimizer,), self.tables.embedded)
+    def _groups(self) -> list[tuple[Mapping[str, Any], OptimizerRule]]:
+        return rules_of((self.optimizer,), self.tables.embedded, _updater_of(self.store))
 
     @property
     def synchronous(self) -> bool:
@@ -244,10 +284,10 @@ class Servers(NamedTuple):
         return self.store.rules.synchronous
 
     def require_delay(self, delay: Delay | LocalSGD | None) -> None:
-        """Refuse a delay where updates wait for no other rank.
+        """Refuse a delay where updates wait for no other rank, or are clipped.
 
         Raises:
-            InvalidValueError: they do not, and there is one.
+            InvalidValueError: there is one, and they are so.
         """
         if isinstance(delay, Delay) and not self.synchronous:
             rule = (
@@ -255,28 +295,59 @@ class Servers(NamedTuple):
                 "updates are synchronous, so give a KVStore with Rules(mode='ssgd')"
             )
             raise InvalidValueError("delay", f"one of k = {delay.k}", rule)
+        if delay is not None and self.store.rules.clip_norm is not None:
+            rule = (
+                "left out with Rules(clip_norm=...): local updates between pulls would not be "
+                "clipped by the norm over all ranks"
+            )
+            raise InvalidValueError("delay", type(delay).__name__, rule)
 
-    def require_rule(self) -> float:
-        """Refuse an optimizer that servers no longer do; return its learning rate.
+    def require_rules(self) -> dict[str, float]:
+        """Refuse an optimizer that servers no longer do; return learning rates by name.
 
         Raises:
-            EngineError: a value other than the learning rate has changed, or there are now groups
-                of different values.
+            EngineError: a value other than a learning rate has changed.
         """
-        rule = self._rule
-        told = self.store.rules.optimizer
-        changed = [
-            f"{name}: {getattr(told, name)} before, {getattr(rule, name)} now"
-            for name in rule.__struct_fields__
-            if name != _LR and getattr(told, name) != getattr(rule, name)
-        ]
-        if changed:
-            raise EngineError(
-                "servers were told the optimizer's values when training began, and take changes of "
-                f"the learning rate alone ({'; '.join(changed)}). A scheduler that cycles momentum "
-                "does that; tell it not to"
-            )
-        return rule.lr
+        rates: dict[str, float] = {}
+        for group, rule in self._groups:
+            seen: OptimizerRule | None = None
+            for parameter in group["params"]:
+                told = self.told.get(id(parameter))
+                if told is None:
+                    continue  # servers do not have it: it is frozen, or of another model
+                if told.rule is not seen:
+                    _require_as_told(told, rule)
+                    seen = told.rule
+                rates[told.name] = rule.lr
+        return rates
+
+    def set_rates(self, rates: Mapping[str, float]) -> None:
+        """Let servers update at these learning rates from the next push on."""
+        names: dict[float, list[str]] = {}
+        for name, lr in rates.items():
+            names.setdefault(lr, []).append(name)
+        for lr, some in names.items():
+            self.store.set_learning_rate(lr, some if len(names) > 1 else None)
+
+
+def _updater_of(store: Store) -> Updater | None:
+    optimizer = store.rules.optimizer
+    return optimizer if isinstance(optimizer, Updater) else None
+
+
+def _require_as_told(told: Told, rule: OptimizerRule) -> None:
+    """Refuse values of an optimizer that servers were not told."""
+    changed = [
+        f"{name}: {getattr(told.rule, name)} before, {getattr(rule, name)} now"
+        for name in rule.__struct_fields__
+        if name != _LR and getattr(told.rule, name) != getattr(rule, name)
+    ]
+    if changed:
+        raise EngineError(
+            "servers were told the optimizer's values when training began, and take changes of "
+            f"learning rates alone (for {told.name!r} {'; '.join(changed)}). A scheduler that "
+            "cycles momentum does that; tell it not to"
+        )
 
 
 def served_by(
@@ -306,10 +377,10 @@ def served_by(
         rule = "one with on_worker_loss='abort': the ranks of a model train all or not at all"
         given = f"a KVStore with on_worker_loss={store.rules.on_worker_loss!r}"
         raise InvalidValueError("exchange", given, rule)
-    rule_of(optimizers, tables)
+    rules_of(optimizers, tables, _updater_of(store))
     for table in tables:
         require_rows(msgspec.structs.replace(store.rules, optimizer=table_rule_of(table)))
-    return Servers(store, optimizers[0], set(), Tables(store, tables))
+    return Servers(store, optimizers[0], {}, Tables(store, tables))
 
 
 def trained_indices(

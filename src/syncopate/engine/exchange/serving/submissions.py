@@ -68,7 +68,7 @@ class Submissions:
         sent: indices of those whose gradients they have of the step that is open.
         open: whether they have gradients and no step followed.
         broken: whether a step failed of which they have some; see [Note: a step that failed].
-        lr: the learning rate of the step that is open.
+        rates: the learning rates of the step that is open, by name.
         settled: what else is waited for before gradients of a flat buffer change.
     """
 
@@ -77,7 +77,7 @@ class Submissions:
         self._weights = layout.shared(FlatWeights)
         self.sent: set[int] = set()
         self.open = self.broken = False
-        self.lr = 0.0
+        self.rates: dict[str, float] = {}
         self.trained = trained_indices(layout.trainables, self._servers.optimizer)
         self.settled: Callable[[FlatBuffer], None] = _nothing
         self._leaving: dict[int, Transfer] = {}
@@ -115,12 +115,12 @@ class Submissions:
                 "Call step() after each backward, and let gradients accumulate under no_sync()"
             )
         self.require_own_weights()
-        self._servers.require_rule()
+        self._servers.require_rules()
 
     def open_step(self) -> None:
-        """Begin to send, at the learning rate of now."""
-        self.lr = self._servers.require_rule()
-        self._servers.store.set_learning_rate(self.lr)
+        """Begin to send, at the learning rates of now."""
+        self.rates = self._servers.require_rules()
+        self._servers.set_rates(self.rates)
         self.open = True
         self.sent = set()
         self.trained = trained_indices(self._layout.trainables, self._servers.optimizer)
@@ -140,6 +140,17 @@ class Submissions:
             tensors = dict(zip(names, gradients, strict=True))
             transfer.add(self._servers.store.push_many(tensors, self._turn(part)))
             self.sent.update(indices)
+
+    def skip_rest(self) -> None:
+        """Where servers clip, say of all other weights that this step has no gradient of them.
+
+        They take a step when they have heard of every weight.
+        """
+        store, trainables = self._servers.store, self._layout.trainables
+        if store.rules.clip_norm is not None:
+            rest = [each.name for each in trainables if each.index not in self.sent]
+            if rest:
+                store.push_many(dict.fromkeys(rest))
 
     def settle(self, part: FlatBuffer) -> None:
         """Wait until the gradients of a flat buffer may change."""
@@ -238,12 +249,15 @@ class Submissions:
             )
 
     def require_rate(self) -> None:
-        """Refuse a step at another learning rate than its gradients were sent with."""
-        if self.open and (lr := self._servers.require_rule()) != self.lr:
-            raise EngineError(
-                f"the learning rate is {lr:g} in this step, and was {self.lr:g} when backward "
-                "began to send its gradients to the servers; change it before backward"
-            )
+        """Refuse a step at other learning rates than its gradients were sent with."""
+        now = self._servers.require_rules() if self.open else {}
+        for name, lr in self.rates.items():
+            if now.get(name, lr) != lr:
+                raise EngineError(
+                    f"the learning rate of {name!r} is {now[name]:g} in this step, and was {lr:g} "
+                    "when backward began to send its gradients to the servers; change it before "
+                    "backward"
+                )
 
 
 def _nothing(part: FlatBuffer) -> None:

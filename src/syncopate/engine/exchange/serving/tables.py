@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from syncopate.collectives.store import Store
 from syncopate.errors import EngineError
-from syncopate.protocol.rules import SGD, STEPS, Adagrad, Adam
+from syncopate.protocol.rules import STEPS, OptimizerRule
 
 SPARSE = nn.Embedding | nn.EmbeddingBag
 _STATE = {"sum": "sum", "mean": "exp_avg", "square": "exp_avg_sq"}
@@ -83,7 +83,7 @@ class Tables:
         self._declared = False
         self._hooks: list[Any] = []
 
-    def attach(self, rule_of: Callable[[Embedded], SGD | Adam | Adagrad]) -> None:
+    def attach(self, rule_of: Callable[[Embedded], OptimizerRule]) -> None:
         """Give the servers the tables, and let model and optimizers use them; all ranks call it.
 
         Args:
