@@ -68,7 +68,7 @@ def read_trace(file: IO[bytes], path: str | os.PathLike[str]) -> RankTrace:
     groups = _groups(about)
     kernels = device.kernels_of(chrome.events)
     phases = sorted(_phases(chrome.events), key=lambda work: work.start_ns)
-    gradients = gradients_of(chrome.events, phases)
+    seen, gradients = phases, gradients_of(chrome.events, phases)
     marks = _marks(chrome.events, phases)
     if kernels:
         launches = list(device.launches_of(kernels, groups, marks))
@@ -79,9 +79,9 @@ def read_trace(file: IO[bytes], path: str | os.PathLike[str]) -> RankTrace:
         launches = list(_on_host(chrome.events, groups))
     if (units := sharded.is_sharded(chrome.events)) and not kernels:
         launches = list(sharded.with_units(launches, chrome.events))
-        cut = list(sharded.computing(phases, launches))
-        gradients = sharded.of_units(gradients, chrome.events, phases, cut)
-        phases = cut
+        phases = list(sharded.computing(phases, launches))
+    if units:
+        gradients = sharded.of_units(gradients, chrome.events, seen, seen if kernels else phases)
     ranks = [rank for group in groups.values() for rank in group.ranks]
     ranks += [rank for launch in launches for rank in launch.group.ranks]
     rank = _number(about.get("rank"), -1)
