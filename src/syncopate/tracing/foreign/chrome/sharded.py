@@ -27,6 +27,7 @@ PREFIX = "FSDP::"
 
 _GATHER, _REDUCE = "FSDP::all_gather", "FSDP::post_backward_reduce"
 _BEGIN, _READY = "FSDP::pre_backward", "FSDP::post_backward_accumulate"
+_ON_DEVICE = "gpu_user_annotation"
 _BEYOND = "_"
 """What goes on behind a name that is longer than the step's."""
 
@@ -122,4 +123,6 @@ def unit_of(name: str) -> str:
 
 
 def _is(event: Event, step: str) -> bool:
+    if event.cat == _ON_DEVICE:
+        return False
     return event.name.startswith(step) and not event.name.removeprefix(step).startswith(_BEYOND)
