@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -200,8 +199,8 @@ def fsdp2(
         The links, to be closed before the process groups are destroyed.
 
     Raises:
-        InvalidValueError: no module of the model is under ``fully_shard``, or some is beside a
-            plan; a weight is not on a CPU, without a plan; an argument that cannot be.
+        InvalidValueError: no module of the model is under ``fully_shard``, or with a plan some is;
+            a weight is not on a CPU, without a plan; an argument that cannot be.
         PlanError: the plan is for another model or number of ranks.
         ArtifactError: its file cannot be read.
 
@@ -211,12 +210,15 @@ def fsdp2(
         ...     fully_shard(layer)
         >>> fully_shard(model)  # doctest: +SKIP
         >>> links = syncopate.fsdp2(model)  # doctest: +SKIP
+
+        With a plan:
+
+        >>> links = syncopate.fsdp2(model, plan="plan.json")  # doctest: +SKIP
     """
     devices = {weight.device.type for weight in model.parameters()} - {"cpu", "meta"}
     links = Links(cluster)
     if plan is not None:
-        found = plan if isinstance(plan, Plan) else Plan.load(Path(plan))
-        for unit in wrap(model, found, how):
+        for unit in wrap(model, _read(plan), how):
             if not devices:
                 unit.module.set_custom_all_gather(AllGather(links, unit.bucket.pull))
                 unit.module.set_custom_reduce_scatter(ReduceScatter(links, unit.bucket.push))
@@ -235,6 +237,14 @@ def fsdp2(
         module.set_custom_all_gather(gather)
         module.set_custom_reduce_scatter(scatter)
     return links
+
+
+def _read(plan: object) -> Plan:
+    if isinstance(plan, str | os.PathLike):
+        return Plan.load(plan)
+    if not isinstance(plan, Plan):
+        raise InvalidValueError("plan", plan, "a syncopate.Plan, or its file")
+    return plan
 
 
 def _raised(start: Callable[[], Any]) -> Any:

@@ -139,13 +139,20 @@ _WORDS = {
 }
 """Kind of a cause -> what costs time, what would mend it, and the command for it."""
 
-_UNITS = (
-    "transfers of units are exposed; this is the most that a plan or a network could save",
-    "a plan of units: which modules to wrap together, how far ahead to gather them, and which to "
-    "keep (docs/fsdp.md)",
-    f"{_TO_WORKLOAD} && syncopate plan -w workload.json -c cluster.json --exchange {FSDP}",
-)
-"""The same of transfers, where FSDP2 trains."""
+_UNITS = {
+    TRANSFERS: (
+        "transfers of units are exposed; this is the most that a plan or a network could save",
+        "a plan of units: which modules to wrap together, how far ahead to gather them, and which "
+        "to keep (docs/fsdp.md)",
+        f"{_TO_WORKLOAD} && syncopate plan -w workload.json -c cluster.json --exchange {FSDP}",
+    ),
+    PLAN: (
+        "these units, compared with the best plan's",
+        "train by the best plan, with syncopate.fsdp2(model, plan='plan.json')",
+        f"syncopate plan -w WORKLOAD -c CLUSTER --exchange {FSDP} -o plan.json",
+    ),
+}
+"""The same, where FSDP2 trains."""
 
 _REGULAR = (
     "the script does something else there: an evaluation, a checkpoint, a log? Do it less often; "
@@ -200,12 +207,14 @@ def told(
         files: of the workload and the cluster, where they were given.
         recorded: the files of the recording, as one writes them in a command.
     """
-    sharded = found.exchange == FSDP and cause.kind == TRANSFERS
-    what, fix, command = _UNITS if sharded else _WORDS[cause.kind]
+    words_of = _WORDS | _UNITS if found.exchange == FSDP else _WORDS
+    what, fix, command = words_of[cause.kind]
     command = command.replace(_RECORDED, recorded)
     if files is not None:
         if cause.kind == TRANSFERS:
             what, fix, command = _BEYOND_A_PLAN
+            if found.exchange == FSDP:
+                fix, command = "a faster network, or fewer bits by fully_shard's mp_policy", ""
         command = command.replace("WORKLOAD", files[0]).replace("CLUSTER", files[1])
     if cause.kind == PAUSE and _distance(cause.iterations):
         fix = _REGULAR

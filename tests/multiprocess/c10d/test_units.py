@@ -219,6 +219,8 @@ def wrong_models(rank: int, size: int, path: str) -> list[str]:
     plan, said = Plan.load(path), []
     sharded = Model()
     fully_shard(sharded)
+    with pytest.raises(InvalidValueError, match="or its file"):
+        syncopate.fsdp2(Model(), plan=3)  # type: ignore[arg-type]
     for model, given in (
         (nn.Linear(3, 3), {}),
         (sharded, {}),
