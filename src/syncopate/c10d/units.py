@@ -35,12 +35,12 @@ class Unit(NamedTuple):
 def wrap(model: nn.Module, plan: Plan, how: Mapping[str, Any]) -> list[Unit]:
     """Apply ``fully_shard`` to the modules of each unit of a plan, and set what they prefetch.
 
+    A plan that was made from a recording of FSDP2 names modules in place of parameters.
+
     Args:
         model: not under ``fully_shard`` yet, the same on every rank.
         plan: of the ``fsdp`` exchange.
         how: other arguments of ``fully_shard``.
-
-    A plan that was made from a recording of FSDP2 names modules in place of parameters.
 
     Returns:
         The units, in the order of the plan's buckets.
@@ -115,6 +115,8 @@ def _mesh(model: nn.Module, plan: Plan) -> Any:
 def _modules(model: nn.Module, bucket: Bucket) -> list[nn.Module]:
     """Return the largest modules whose parameters are those of a bucket, in order of definition.
 
+    Parameters that are not trained go with the modules that they lie in.
+
     Raises:
         PlanError: some parameter lies in a module that has others.
     """
@@ -124,7 +126,7 @@ def _modules(model: nn.Module, bucket: Bucket) -> list[nn.Module]:
     reached: set[str] = set()
 
     def look_at(module: nn.Module) -> None:
-        inside = {names[id(one)] for one in module.parameters()}
+        inside = {names[id(one)] for one in module.parameters() if one.requires_grad}
         if not inside & wanted:
             return
         if inside <= wanted and not isinstance(module, _CONTAINERS):
