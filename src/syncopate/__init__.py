@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         UnknownNameError,
     )
     from syncopate.paramserver.worker import KVStore
+    from syncopate.planning.fsdp.planner import make_fsdp_plan
     from syncopate.planning.planner import compare, make_plan
     from syncopate.planning.whatif.study import whatif
     from syncopate.profiling.estimate import estimate
@@ -108,6 +109,7 @@ __all__ = [
     "estimate",
     "explain",
     "fsdp2",
+    "make_fsdp_plan",
     "make_plan",
     "pause",
     "profile",
@@ -157,6 +159,7 @@ _MODULES = {
     "KVStore": "paramserver.worker",
     "Plan": "artifacts.plan",
     "compare": "planning.planner",
+    "make_fsdp_plan": "planning.fsdp.planner",
     "make_plan": "planning.planner",
     "simulate": "simulation.timeline",
     "Variation": "simulation.ranks",

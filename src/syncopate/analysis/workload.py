@@ -2,12 +2,12 @@
 
 Times of forward, backward and update are medians over ranks and iterations, without waits and
 pauses. Gradients are those that autograd had one by one, where the recording tells them
-(torch.profiler with shapes), without their names. Most recordings know messages alone: what a
-bucket carries is taken for pieces of up to ``PIECE_BYTES`` that become ready evenly between the
-bucket before it and its own ready time, as the share of backward that was done by then. So a plan
-may cut buckets anew, and large tensors, which such a recording does not tell, may be cut where the
-training could not. Where ranks share the
-update it is the sum of theirs; what parameter servers do is not in it.
+(torch.profiler with shapes), without their names, but with those of FSDP2's units. Most recordings
+know messages alone: what a bucket carries is taken for pieces of up to ``PIECE_BYTES`` that become
+ready evenly between the bucket before it and its own ready time, as the share of backward that was
+done by then. So a plan may cut buckets anew, and large tensors, which such a recording does not
+tell, may be cut where the training could not. Where ranks share the update it is the sum of theirs;
+what parameter servers do is not in it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from syncopate.analysis import sweep
 from syncopate.analysis.collectives import EXCHANGE
 from syncopate.analysis.overlap import recorded_overlap
 from syncopate.analysis.work import Work, last_end_s, steady, works
-from syncopate.artifacts.plan import ROOTED, SHARDED
+from syncopate.artifacts.plan import FSDP, ROOTED, SHARDED
 from syncopate.artifacts.timeline import Timeline
 from syncopate.artifacts.timelines.gradients import GRADIENTS, Seen, name_of, of_text
 from syncopate.artifacts.timelines.spans import Spans, Times
@@ -45,7 +45,7 @@ _BESIDE = ("flags and buffers",)
 _PADDING = 0.01
 """Of what buckets carry; more or less than that is not what was seen of gradients."""
 
-_SHARING = (SHARDED, ROOTED)
+_SHARING = (SHARDED, ROOTED, FSDP)
 _ELEMENT_BYTES = 4
 _SLACK = 1 + 1e-9
 
@@ -79,7 +79,7 @@ def recorded_workload(timeline: Timeline) -> Workload:
     forward_s, backward_s = _usual_s(kept, "forward"), _usual_s(kept, "backward")
     if backward_s <= 0:
         _refuse(timeline, "spans of backward, of which gradients come")
-    buckets = _buckets(timeline.columns, counted)
+    buckets = _buckets(timeline, counted)
     if not buckets:
         _refuse(
             timeline,
@@ -106,7 +106,7 @@ def recorded_workload(timeline: Timeline) -> Workload:
 def assumed(timeline: Timeline) -> str:
     """Return the assumptions of a recording's workload, in words."""
     counted = set(steady([work.iteration for work in works(timeline)]))
-    single = _seen(timeline, _buckets(timeline.columns, counted))
+    single = _seen(timeline, _buckets(timeline, counted))
     sizes = (
         "each as large and as early as autograd had it, without its name"
         if single
@@ -158,8 +158,13 @@ def _update_s(timeline: Timeline, found: Sequence[Work]) -> float:
     return sum(_usual_s([work for work in found if work.rank == rank], "update") for rank in ranks)
 
 
-def _buckets(spans: Spans, counted: set[int]) -> list[_Bucket]:
+def _buckets(timeline: Timeline, counted: set[int]) -> list[_Bucket]:
     """Return the buckets of the layout that most iterations of ranks have, by readiness."""
+    spans = timeline.columns
+    if timeline.metadata.get(EXCHANGE) == FSDP:
+        # Between groups of ranks shards are all-reduced once more.
+        again = [text for text in spans.texts if text.startswith("all_reduce ")]
+        spans = spans.take(~spans.named(again))
     layouts: dict[tuple[tuple[str, int], ...], list[tuple[float, ...]]] = defaultdict(list)
     for _, mine in sweep.groups(spans.rank):
         of_rank = spans.take(mine)
@@ -227,7 +232,7 @@ def _tensors(gradients: Sequence[Seen], backward_s: float) -> list[GradientTenso
     edges = [0.0, *(one.done * backward_s for one in gradients)]
     return [
         GradientTensor(
-            name=name_of(number, one.shape),
+            name=name_of(number, one.shape, one.unit),
             numel=math.prod(one.shape),
             dtype=one.dtype,
             backward_s=max(end_s - begin_s, 0.0),

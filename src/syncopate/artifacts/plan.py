@@ -17,6 +17,10 @@ rank updates their weights, and nothing is pulled. Where backward leaves the net
 forward does not, that carries bytes from the one to the other; the state of those buckets'
 optimizer is on every rank.
 
+[Note: units] Under ``fully_shard`` a bucket is a unit of modules whose weights lie in shards on the
+ranks: its pull is their all-gather, before forward and mostly again before backward, and its push
+the reduce-scatter of its gradients (:mod:`syncopate.artifacts.sharding`).
+
 [Note: parts of a tensor] A bucket holds whole tensors, or a part of one. The parts of a tensor are
 buckets one behind the other, each with recipes of its own, so that a tensor larger than a good
 message travels as several, over several channels. They are ready at once, and needed at once.
@@ -32,6 +36,7 @@ from msgspec.structs import replace
 
 from syncopate.artifacts.artifact import Artifact, Record
 from syncopate.artifacts.level import require_time
+from syncopate.artifacts.sharding import Sharding
 from syncopate.artifacts.workload import fingerprint
 from syncopate.delay import Delay, LocalSGD
 from syncopate.errors import InvalidValueError, PlanError, UnknownNameError
@@ -40,7 +45,7 @@ from syncopate.shown import Row, Shown
 from syncopate.units import MIB, dtype_bytes, format_count, format_seconds
 
 ALLREDUCE, DECOUPLED, SHARDED = "allreduce", "decoupled", "sharded"
-ROOTED, SERVED = "rooted", "served"
+ROOTED, SERVED, FSDP = "rooted", "served", "fsdp"
 
 
 class ExchangeKind(NamedTuple):
@@ -53,6 +58,8 @@ class ExchangeKind(NamedTuple):
             have beside the others; see [Note: replicated buckets].
         asks_servers: whether there are parameter servers, which no plan chooses by itself.
         pulls_gradients: whether what is pulled are averaged gradients, and no weights.
+        gathers: whether weights lie in shards and are gathered to be used, as under
+            ``fully_shard``, which trains so; see [Note: units].
     """
 
     push: str
@@ -60,6 +67,7 @@ class ExchangeKind(NamedTuple):
     replicated: str = ""
     asks_servers: bool = False
     pulls_gradients: bool = False
+    gathers: bool = False
 
     @property
     def updates_whole(self) -> bool:
@@ -80,11 +88,12 @@ EXCHANGES: dict[str, ExchangeKind] = {
     SHARDED: ExchangeKind("reduce_scatter", "all_gather", replicated="all_reduce"),
     ROOTED: ExchangeKind("reduce", "broadcast"),
     SERVED: ExchangeKind("send", "receive", asks_servers=True),
+    FSDP: ExchangeKind("reduce_scatter", "all_gather", gathers=True),
 }
 """The ways of training a plan can ask for."""
 
-SERVERLESS = tuple(name for name, kind in EXCHANGES.items() if not kind.asks_servers)
-"""Those that need no other processes than the ranks."""
+SERVERLESS = tuple(n for n, kind in EXCHANGES.items() if not (kind.asks_servers or kind.gathers))
+"""Those of our engine that need no other processes than the ranks."""
 
 LIKE_DDP = tuple(name for name in SERVERLESS if EXCHANGES[name].updates_whole)
 """Those under which a program does what it does under DDP: ``distribute`` chooses among them."""
@@ -249,6 +258,7 @@ class Plan(Shown, Artifact, frozen=True, kw_only=True):
         pulled_behind: of ``sharded`` with a delay, how many of the last pulls are launched behind
             the pushes of the next backward, to arrive in the forward after it.
         local_sgd: ranks step by themselves and average weights, with ``allreduce``; None for none.
+        sharding: how the weights of units are gathered, with ``fsdp``; None with the others.
     """
 
     KIND: ClassVar[str] = "plan"
@@ -272,6 +282,7 @@ class Plan(Shown, Artifact, frozen=True, kw_only=True):
     delay: Delay | None = None
     pulled_behind: int = 0
     local_sgd: LocalSGD | None = None
+    sharding: Sharding | None = None
 
     def __post_init__(self) -> None:
         if self.world_size < 1:
@@ -296,6 +307,7 @@ class Plan(Shown, Artifact, frozen=True, kw_only=True):
         for index, bucket in enumerate(self.buckets):
             self._require_recipes(index, bucket)
         self._require_disjoint()
+        self._require_sharding()
         if EXCHANGES[self.exchange].asks_servers:
             self._require_served()
 
@@ -336,6 +348,22 @@ class Plan(Shown, Artifact, frozen=True, kw_only=True):
         if late and (whole := [i for i, bucket in enumerate(self.buckets) if not bucket.pull]):
             rule = "at least one, with a delay: between pulls a rank trains on its own weights"
             raise InvalidValueError(f"pull of bucket {whole[0]}", "none", rule)
+
+    def _require_sharding(self) -> None:
+        """Refuse units without a sharding, one without units, and what units cannot have."""
+        if (self.sharding is not None) != EXCHANGES[self.exchange].gathers:
+            rule = f"given with the {FSDP} exchange, and only there"
+            raise InvalidValueError("sharding", self.sharding, rule)
+        if self.sharding is None:
+            return
+        self.sharding.require_beside(len(self.buckets), self.world_size)
+        for what, wrong in (
+            ("wire_dtype", self.wire_dtype),
+            ("pull_order", self.pull_order),
+            ("elements", [one.elements for one in self.buckets if one.elements is not None]),
+        ):
+            if wrong:
+                raise InvalidValueError(what, wrong, f"left out with the {FSDP} exchange")
 
     def delayed(self, delay: Delay | LocalSGD | None) -> Plan:
         """Return the plan with a delay, or without any; prediction and reason are left out.

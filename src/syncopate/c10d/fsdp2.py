@@ -12,6 +12,7 @@ computes. Ours run in the background, beside it.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,13 +24,16 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from syncopate.artifacts.cluster import Cluster
-from syncopate.c10d.collectives import Planner
+from syncopate.artifacts.plan import Plan
+from syncopate.c10d.collectives import Planned, Planner
 from syncopate.c10d.reductions import Reduction
 from syncopate.c10d.rows import Rows
+from syncopate.c10d.units import wrap
 from syncopate.c10d.works import GroupError, Submitted
 from syncopate.collectives.communicator import Communicator
 from syncopate.collectives.shards import Form
 from syncopate.errors import CollectiveError, InvalidValueError
+from syncopate.recipe import Recipe
 
 _GATHERS, _SCATTERS = 0, 1
 
@@ -68,10 +72,16 @@ class Links:
 
 
 class _Collective:
-    """What torch asks of both: memory for their buffers."""
+    """What torch asks of both: memory for their buffers.
 
-    def __init__(self, links: Links) -> None:
+    Args:
+        links: what carries them.
+        recipe: how, as a plan says; None to go by the size, or by the cluster.
+    """
+
+    def __init__(self, links: Links, recipe: Recipe | None = None) -> None:
         self._links = links
+        self._recipe = recipe
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return memory for a buffer of ``size`` elements."""
@@ -109,7 +119,7 @@ class AllGather(_Collective):
             if place.data_ptr() != mine.data_ptr():
                 place.copy_(mine)
 
-        recipe = planner.planned("all_gather", whole.nbytes).recipe
+        recipe = self._recipe or planner.planned("all_gather", whole.nbytes).recipe
         handle = _raised(
             lambda: communicator.run(
                 replace(recipe, channel=_GATHERS), row, before=fill, async_op=True
@@ -146,8 +156,8 @@ class ReduceScatter(_Collective):
         given, own = Rows("reduce_scatter", [input_tensor]), Rows("reduce_scatter", [output_tensor])
         reduction = Reduction("reduce_scatter", op, given.dtype, communicator.world_size)
         form = Form(reduction=reduction.name)
-        planned = planner.planned("reduce_scatter", given.nbytes, form=form)
-        planned = planned._replace(recipe=replace(planned.recipe, channel=_SCATTERS))
+        recipe = self._recipe or planner.planned("reduce_scatter", given.nbytes).recipe
+        planned = Planned(replace(recipe, channel=_SCATTERS), form)
         row = reduction.before(given.take())
         label = f"{planned.recipe.label}{reduction.label}, {given.shape}"
         _raised(
@@ -161,24 +171,38 @@ class ReduceScatter(_Collective):
         own.put(share)
 
 
-def fsdp2(model: nn.Module, *, cluster: Cluster | None = None) -> Links:
+def fsdp2(
+    model: nn.Module,
+    *,
+    plan: Plan | str | os.PathLike[str] | None = None,
+    cluster: Cluster | None = None,
+    **how: Any,
+) -> Links:
     """Let what ``fully_shard`` gathers and reduces of ``model`` travel over our links.
 
-    Call it once, after ``fully_shard`` was applied to the model's modules and before the first
-    forward, on every rank. The numbers are torch's: equal to Gloo's bit by bit on two ranks, and
-    but for the order of additions on more.
+    Call it once, before the first forward, on every rank. Without a plan ``fully_shard`` was
+    applied to the model's modules before. With one it is applied here: to the modules of each unit
+    together, then to the model, with the prefetching that the plan says. The numbers are torch's:
+    equal to Gloo's bit by bit on two ranks, and but for the order of additions on more.
 
     Args:
-        model: on CPUs; a module that ``fully_shard`` was applied to, or that has such ones.
+        model: a module that ``fully_shard`` was applied to, or that has such ones; with a plan one
+            that it was not applied to. On CPUs. A plan is applied on other devices too, where
+            torch's own collectives carry it.
+        plan: of the ``fsdp`` exchange, or its file.
         cluster: what algorithms are chosen by, the same on all ranks; they go by the sizes alone
-            when it is left out.
+            when it is left out. A plan names them.
+        how: with a plan, other arguments of ``fully_shard``: ``mesh``, ``mp_policy``,
+            ``offload_policy``.
 
     Returns:
         The links, to be closed before the process groups are destroyed.
 
     Raises:
-        InvalidValueError: no module of the model is under ``fully_shard``, or a weight is not on a
-            CPU.
+        InvalidValueError: no module of the model is under ``fully_shard``, or with a plan some is;
+            a weight is not on a CPU, without a plan; an argument that cannot be.
+        PlanError: the plan is for another model or number of ranks.
+        ArtifactError: its file cannot be read.
 
     Example:
         >>> import syncopate  # doctest: +SKIP
@@ -186,21 +210,41 @@ def fsdp2(model: nn.Module, *, cluster: Cluster | None = None) -> Links:
         ...     fully_shard(layer)
         >>> fully_shard(model)  # doctest: +SKIP
         >>> links = syncopate.fsdp2(model)  # doctest: +SKIP
+
+        With a plan:
+
+        >>> links = syncopate.fsdp2(model, plan="plan.json")  # doctest: +SKIP
     """
+    devices = {weight.device.type for weight in model.parameters()} - {"cpu", "meta"}
+    links = Links(cluster)
+    if plan is not None:
+        for unit in wrap(model, _read(plan), how):
+            if not devices:
+                unit.module.set_custom_all_gather(AllGather(links, unit.bucket.pull))
+                unit.module.set_custom_reduce_scatter(ReduceScatter(links, unit.bucket.push))
+        return links
+    for name, value in how.items():
+        raise InvalidValueError(name, value, "left out without a plan")
     modules: list[Any] = [each for each in model.modules() if isinstance(each, FSDPModule)]
     if not modules:
         rule = "one with modules under torch's fully_shard: apply it first"
         raise InvalidValueError("model", type(model).__name__, rule)
-    devices = {weight.device.type for weight in model.parameters()} - {"cpu", "meta"}
     if devices:
         rule = "on a CPU: on other devices torch's own collectives overlap already"
         raise InvalidValueError("model", f"with weights on {', '.join(sorted(devices))}", rule)
-    links = Links(cluster)
     gather, scatter = AllGather(links), ReduceScatter(links)
     for module in modules:
         module.set_custom_all_gather(gather)
         module.set_custom_reduce_scatter(scatter)
     return links
+
+
+def _read(plan: object) -> Plan:
+    if isinstance(plan, str | os.PathLike):
+        return Plan.load(plan)
+    if not isinstance(plan, Plan):
+        raise InvalidValueError("plan", plan, "a syncopate.Plan, or its file")
+    return plan
 
 
 def _raised(start: Callable[[], Any]) -> Any:

@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from syncopate.artifacts.cluster import Cluster
-from syncopate.artifacts.plan import ALLREDUCE, EXCHANGES, SERVED, SERVERLESS, Plan, exchange_of
+from syncopate.artifacts.plan import (
+    ALLREDUCE,
+    EXCHANGES,
+    FSDP,
+    SERVED,
+    SERVERLESS,
+    Plan,
+    exchange_of,
+)
 from syncopate.artifacts.workload import Workload
 from syncopate.costs.model.functions import Costs
 from syncopate.costs.model.training import exchange_costs
 from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.planning.fsdp.planner import make_fsdp_plan
 from syncopate.planning.question import question_of
 from syncopate.planning.registry import POLICIES, Policy, require_policy
 
@@ -37,7 +46,7 @@ def make_plan(
         workload: the model's gradients and times.
         cluster: the machines.
         policy: a name in ``POLICIES``, or a policy of one's own, such as ``filled_to(2 * MIB)``.
-        exchange: one of ``EXCHANGES``; by default ``"allreduce"``, or the best.
+        exchange: one of ``EXCHANGES``; by default ``"allreduce"``, or the best of our engine's.
         channels: concurrent collectives; buckets take the channels in turn. By default 1, or the
             better of 1 and 2.
         algorithm: use this algorithm for every bucket; by default the cheapest for each.
@@ -56,10 +65,10 @@ def make_plan(
         PredictionError: the costs promise an iteration below the physical bound.
     """
     row = policy if isinstance(policy, Policy) else require_policy(policy)
-    counts = _counts(channels)
-    if exchange is not None and exchange not in SERVERLESS and exchange in EXCHANGES:
-        counts = _served_counts(channels, wire_dtype)
+    counts = _counts(exchange, channels, wire_dtype)
     found = _costs(workload, cluster, _exchanges(row, exchange, costs), algorithm, costs)
+    if exchange == FSDP:
+        return make_fsdp_plan(workload, cluster, row, costs=found[FSDP])
     question = question_of(workload, cluster, found, channels=counts, wire_dtype=wire_dtype)
     draft = row.draft(question)
     return Plan(
@@ -127,8 +136,12 @@ def _exchanges(row: Policy, exchange: str | None, costs: Costs | None) -> tuple[
     ) or (ALLREDUCE,)
 
 
-def _counts(channels: int | None) -> tuple[int, ...]:
+def _counts(exchange: str | None, channels: int | None, wire_dtype: str) -> tuple[int, ...]:
     """Return the numbers of channels to consider."""
+    if exchange == FSDP:
+        require_units(channels, wire_dtype)
+    elif exchange in EXCHANGES and exchange not in SERVERLESS:
+        return _served_counts(channels, wire_dtype)
     if channels is None:
         return CHANNELS
     if channels < 1:
@@ -147,6 +160,19 @@ def _served_counts(channels: int | None, wire_dtype: str) -> tuple[int, ...]:
     if wire_dtype:
         raise InvalidValueError("wire_dtype", wire_dtype, f"left out with the {SERVED} exchange")
     return (1,)
+
+
+def require_units(channels: int | None, wire_dtype: str) -> None:
+    """Refuse what units do not have: their gathers are on one channel, their pushes on another.
+
+    Raises:
+        InvalidValueError: another number of channels, or gradients that are narrowed.
+    """
+    if channels not in (None, 2):
+        raise InvalidValueError("channels", channels, f"2 with the {FSDP} exchange, or left out")
+    if wire_dtype:
+        rule = f"left out with the {FSDP} exchange: fully_shard's mp_policy says it"
+        raise InvalidValueError("wire_dtype", wire_dtype, rule)
 
 
 def _costs(

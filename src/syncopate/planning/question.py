@@ -33,6 +33,7 @@ from syncopate.planning.parts import WHOLE, elements_of, messages
 from syncopate.planning.problem import Partition, Problem, Pulls, pull_channels, pull_order
 from syncopate.recipe import NATIVE, ORDER, SERVERS, Recipe, wire_share
 from syncopate.simulation.delay import predict_delayed
+from syncopate.simulation.fsdp.predict import predict_units
 from syncopate.simulation.iteration import play_traffic
 from syncopate.simulation.local_sgd import predict_averaged
 from syncopate.simulation.traffic import bytes_by_dtype, traffic_of
@@ -245,6 +246,8 @@ def predict(
         return predict_delayed(workload, plan, cluster, costs)
     if plan.local_sgd is not None:
         return predict_averaged(workload, plan, cluster, costs)
+    if plan.sharding is not None:
+        return predict_units(workload, plan, cluster, costs)
     named = costs or plan_costs(cluster, workload.nbytes, plan)
     question = question_of(workload, cluster, {plan.exchange: named}, wire_dtype=plan.wire_dtype)
     draft = Draft(plan.buckets, plan.channels, plan.order, plan.pull_order, exchange=plan.exchange)

@@ -56,11 +56,19 @@ class Policy:
         """
         if self.plans is not None:
             return self.plans(question)
-        length, ends = question.problem.length, tuple(self.partition(question.problem))
+        return question.draft(self.ends(question.problem))
+
+    def ends(self, problem: Problem) -> Partition:
+        """Return the partition.
+
+        Raises:
+            InvalidValueError: it is none of all tensors, each once.
+        """
+        length, ends = problem.length, tuple(self.partition(problem))
         if not ends or ends[-1] != length or any(a >= b for a, b in pairwise((0, *ends))):
             rule = f"the increasing ends of its buckets, each > 0 and the last {length}"
             raise InvalidValueError(f"partition of policy {self.name!r}", ends, rule)
-        return question.draft(ends)
+        return ends
 
 
 _ROWS = (

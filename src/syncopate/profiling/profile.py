@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import socket
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -109,7 +110,7 @@ def require_measurable(task: Task) -> dict[str, Tensor]:
 
     Raises:
         CalibrationError: nothing to train, or parameters without a shape.
-        InvalidValueError: a data-parallel wrapper.
+        InvalidValueError: a data-parallel wrapper, or a model under ``fully_shard``.
     """
     if isinstance(task.model, torch.nn.parallel.DistributedDataParallel):
         raise InvalidValueError(
@@ -117,6 +118,7 @@ def require_measurable(task: Task) -> dict[str, Tensor]:
             "a DistributedDataParallel",
             "the module inside it, .module, because a workload has no communication",
         )
+    _require_unsharded(task)
     parameters = trainable(task.model)
     lazy = [name for name, parameter in parameters.items() if is_lazy(parameter)]
     if lazy:
@@ -130,6 +132,18 @@ def require_measurable(task: Task) -> dict[str, Tensor]:
             "set requires_grad on those to be trained"
         )
     return parameters
+
+
+def _require_unsharded(task: Task) -> None:
+    """Refuse a model under ``fully_shard``, whose parameters are shards."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # loaded where a model is
+    if fsdp is not None and any(isinstance(m, fsdp.FSDPModule) for m in task.model.modules()):
+        raise InvalidValueError(
+            f"the model of {task.title}",
+            "one under fully_shard",
+            "the module before fully_shard is applied: its workload is that of fully_shard, too "
+            "(syncopate plan --exchange fsdp)",
+        )
 
 
 def _require_device(device: torch.device | str) -> torch.device:

@@ -26,15 +26,19 @@ from syncopate.analysis.causes.explanation import (
     Explanation,
 )
 from syncopate.analysis.collectives import bandwidths
+from syncopate.analysis.exposure import exposures
 from syncopate.analysis.ranks.arrivals import lateness
 from syncopate.analysis.ranks.stragglers import COMPUTE, LINK, PAUSE, SERVER
 from syncopate.analysis.work import SEVERAL
 from syncopate.artifacts.cluster import Cluster
-from syncopate.artifacts.plan import Plan
+from syncopate.artifacts.plan import FSDP, Plan
 from syncopate.artifacts.timeline import PAUSES, Timeline
 from syncopate.units import format_rate, format_seconds
 
 _SHOWN = 8
+
+_FIRST = 4
+"""Messages of units that are named."""
 
 _INPUT, _COLLECTION, _EVALUATION, _CHECKPOINT, _PLANNING = PAUSES
 
@@ -135,6 +139,21 @@ _WORDS = {
 }
 """Kind of a cause -> what costs time, what would mend it, and the command for it."""
 
+_UNITS = {
+    TRANSFERS: (
+        "transfers of units are exposed; this is the most that a plan or a network could save",
+        "a plan of units: which modules to wrap together, how far ahead to gather them, and which "
+        "to keep (docs/fsdp.md)",
+        f"{_TO_WORKLOAD} && syncopate plan -w workload.json -c cluster.json --exchange {FSDP}",
+    ),
+    PLAN: (
+        "these units, compared with the best plan's",
+        "train by the best plan, with syncopate.fsdp2(model, plan='plan.json')",
+        f"syncopate plan -w WORKLOAD -c CLUSTER --exchange {FSDP} -o plan.json",
+    ),
+}
+"""The same, where FSDP2 trains."""
+
 _REGULAR = (
     "the script does something else there: an evaluation, a checkpoint, a log? Do it less often; "
     "with syncopate.pause('evaluation') around it a trace says what it is"
@@ -188,11 +207,14 @@ def told(
         files: of the workload and the cluster, where they were given.
         recorded: the files of the recording, as one writes them in a command.
     """
-    what, fix, command = _WORDS[cause.kind]
+    words_of = _WORDS | _UNITS if found.exchange == FSDP else _WORDS
+    what, fix, command = words_of[cause.kind]
     command = command.replace(_RECORDED, recorded)
     if files is not None:
         if cause.kind == TRANSFERS:
             what, fix, command = _BEYOND_A_PLAN
+            if found.exchange == FSDP:
+                fix, command = "a faster network, or fewer bits by fully_shard's mp_policy", ""
         command = command.replace("WORKLOAD", files[0]).replace("CLUSTER", files[1])
     if cause.kind == PAUSE and _distance(cause.iterations):
         fix = _REGULAR
@@ -239,7 +261,8 @@ def explanation_report(
         f"the bound is {format_seconds(found.bound_s)}: {found.of_bound:.0%}\n",
         f"played again it takes {format_seconds(found.replayed_s)}: {found.error:.1%} off\n",
     )
-    for said in (*_reached(timeline, cluster), *expected(found, plan), *_remarks(found)):
+    seen = (*_reached(timeline, cluster), *_units(timeline, found))
+    for said in (*seen, *expected(found, plan), *_remarks(found)):
         lines.append(f"{said}\n")
     late_s = lateness(timeline)
     parts: list[RenderableType] = [lines, Text(verdict(found), style="bold")]
@@ -332,6 +355,38 @@ def _reached(timeline: Timeline, cluster: Cluster | None) -> list[str]:
             link = f", {one.bus_bytes_per_s / rate:.0%} of the link's {format_rate(rate)}"
         said.append(f"{one.collective} reaches {format_rate(one.bus_bytes_per_s)} (busbw){link}")
     return said
+
+
+def _units(timeline: Timeline, found: Explanation) -> Iterator[str]:
+    """Say which gathers and pushes of units are exposed, the longest first."""
+    if found.exchange != FSDP:
+        return
+    rows = exposures(timeline).by_message()
+    spans = timeline.columns
+    details = dict(zip(spans.name.tolist(), spans.detail.tolist(), strict=True))
+    of = {spans.texts[name]: spans.texts[detail] for name, detail in details.items()}
+    for lane, what in (("pull", "gathers"), ("push", "pushes")):
+        mine = [row for row in rows if row.lane == lane]
+        exposed = [row for row in mine if row.waiting_s + row.transferring_s > 0]
+        whole_s = sum(row.waiting_s + row.transferring_s for row in exposed)
+        if whole_s < WORTH * found.iteration_s:
+            continue
+        named = [
+            f"{_unit(row.name, of.get(row.name, ''))} "
+            f"{format_seconds(row.waiting_s + row.transferring_s)}"
+            for row in exposed[:_FIRST]
+        ]
+        more = ", .." if len(exposed) > _FIRST else ""
+        yield (
+            f"{what} that computation does not hide: {len(exposed)} of {len(mine)}, "
+            f"{format_seconds(whole_s)}: {', '.join(named)}{more}"
+        )
+
+
+def _unit(name: str, detail: str) -> str:
+    """Return what to call a message: with its unit, where the detail of its span has it."""
+    _, bracket, rest = detail.partition(" (")
+    return f"{name} of {rest.removesuffix(')')}" if bracket else name
 
 
 def expected(found: Explanation, plan: Plan | None) -> list[str]:

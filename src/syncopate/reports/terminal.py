@@ -17,10 +17,11 @@ from syncopate.artifacts.cluster import Cluster, CollectiveCurve
 from syncopate.artifacts.disturbed import FEWEST
 from syncopate.artifacts.plan import Bucket, Plan, Prediction
 from syncopate.artifacts.results.benchmark import BUS_FACTORS
+from syncopate.artifacts.sharding import Sharding, blocks
 from syncopate.artifacts.workload import Workload
 from syncopate.reports.decisions import options_text
 from syncopate.reports.tables import ReportTable, titled_table
-from syncopate.units import format_bytes, format_rate, format_seconds
+from syncopate.units import format_bytes, format_count, format_rate, format_seconds
 
 
 def cluster_report(cluster: Cluster) -> RenderableType:
@@ -150,6 +151,8 @@ def plan_report(plan: Plan, most: int = 40) -> RenderableType:
         lines.append(f", pull period {plan.pull_period} ({plan.delay.local_update})")
     if plan.local_sgd is not None:
         lines.append(f", weights averaged every {plan.local_sgd.period} steps")
+    if plan.sharding is not None:
+        lines.append(_units_text(plan, plan.sharding))
     if plan.reason:
         lines.append(f"\n{plan.reason}")
     prediction = plan.prediction
@@ -161,12 +164,13 @@ def plan_report(plan: Plan, most: int = 40) -> RenderableType:
             f"of which {format_seconds(prediction.exposed_s)} exposed; "
             f"{prediction.above_bound:.1%} above the bound of {format_seconds(prediction.bound_s)}"
         )
-    table = titled_table("buckets")
+    units = plan.sharding is not None
+    table = titled_table("units, the last of forward first" if units else "buckets")
     shown = plan.buckets[:most]
     told = any(recipe.options for bucket in shown for _, recipe in bucket.recipes)
     phases = list(dict.fromkeys(phase for bucket in plan.buckets for phase, _ in bucket.recipes))
     _columns(table, *(phases if len(phases) > 1 else ["algorithm"]))
-    _columns(table, *(["options"] if told else []), "tensors")
+    _columns(table, *(["options"] if told else []), "modules" if units else "tensors")
     _columns(table, right=("#", "size", "channel"))
     for index, bucket in enumerate(shown):
         recipes = [recipe for _, recipe in bucket.recipes]
@@ -176,7 +180,7 @@ def plan_report(plan: Plan, most: int = 40) -> RenderableType:
             *(recipe.algorithm for recipe in recipes),
             *[""] * (len(phases) - len(recipes)),
             *([" / ".join(options)] if told else []),
-            _tensors(bucket),
+            _modules(plan, index) if units else _tensors(bucket),
             str(index),
             format_bytes(bucket.nbytes),
             " / ".join(channels),
@@ -287,6 +291,32 @@ def _tensors(bucket: Bucket) -> str:
     if bucket.elements is not None:
         return "{} [{}:{}]".format(first, *bucket.elements)
     return first if count == 1 else f"{first} ... {bucket.tensors[-1]} ({count})"
+
+
+def _units_text(plan: Plan, sharding: Sharding) -> str:
+    """Say what fully_shard is told of all units."""
+    count = len(plan.buckets)
+    held = format_bytes(sharding.held_bytes([bucket.nbytes for bucket in plan.buckets]))
+    among = f"groups of {sharding.ranks} ranks" if sharding.ranks else "all ranks"
+    ahead = format_count(sharding.prefetch, "unit")
+    again = len(sharding.again(count))
+    return (
+        f"\nshared by {among}; gathered {ahead} ahead, and {again} of {count} again for backward; "
+        f"at most {held} of weights gathered at once"
+    )
+
+
+def _modules(plan: Plan, index: int) -> str:
+    """Return the modules of a unit in the order of forward."""
+    assert plan.sharding is not None
+    named = blocks(name for bucket in plan.buckets for name in bucket.tensors)
+    found = [*dict.fromkeys(named[name] for name in reversed(plan.buckets[index].tensors))]
+    root = index == len(plan.buckets) - 1
+    inside = [one for one in found if one]
+    text = "".join(inside) if len(inside) < 2 else f"{inside[0]} ... {inside[-1]} ({len(inside)})"
+    told = f"the model itself, with {text}" if text else "the model itself"
+    kept = ", kept" if index in plan.sharding.kept else ""
+    return f"{told if root else text}{kept}"
 
 
 def _columns(table: ReportTable, *left: str, right: Sequence[str] = ()) -> None:

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 from syncopate.analysis.causes.counterfactuals import WORTH
 from syncopate.analysis.causes.explanation import PLAN, TRANSFERS, Cause, Explanation
+from syncopate.analysis.collectives import EXCHANGE
 from syncopate.analysis.ranks.arrivals import handing_over_s
 from syncopate.analysis.ranks.stragglers import SERVER
 from syncopate.artifacts.cluster import Cluster
-from syncopate.artifacts.plan import Plan
+from syncopate.artifacts.plan import FSDP, Plan
 from syncopate.artifacts.timeline import Timeline
 from syncopate.artifacts.workload import Workload
 from syncopate.errors import InvalidValueError
@@ -62,7 +63,8 @@ def against_the_best(
     if cluster.world_size != timeline.world_size:
         rule = f"of as many ranks as the training, {timeline.world_size}"
         raise InvalidValueError("--cluster", f"{cluster.name}: {cluster.world_size} ranks", rule)
-    plan = make_plan(at_pace(timeline, found, workload), cluster, "auto")
+    exchange = FSDP if timeline.metadata.get(EXCHANGE) == FSDP else None
+    plan = make_plan(at_pace(timeline, found, workload), cluster, "auto", exchange=exchange)
     assert plan.prediction is not None
     # What computing alone takes beyond the median rank's computation, by any plan: gaps, and
     # that now one rank is the last and now another.

@@ -23,6 +23,8 @@ channel is free and computation has come as far as the message asks.
 * Where averages of gradients are pulled, in place of weights, no update comes before the pulls:
   they begin when all pushes are over. Each bucket is updated by every rank in the next forward,
   when it has come and before the layer that needs it: :mod:`syncopate.simulation.deferred`.
+* Weights that lie in shards are gathered before forward and before backward, unit by unit:
+  :mod:`syncopate.simulation.fsdp.units`.
 * Servers update while ranks go on, and send weights back while gradients still arrive:
   :mod:`syncopate.simulation.serving`.
 
@@ -68,7 +70,8 @@ from syncopate.delay import Delay
 from syncopate.simulation import ideal
 from syncopate.simulation.deferred import Update, played_as
 from syncopate.simulation.fluid import Collective, Piece, Run, run
-from syncopate.simulation.layout import Layout, alone
+from syncopate.simulation.fsdp.units import add_units
+from syncopate.simulation.layout import Closing, Layout, alone
 from syncopate.simulation.serving import Serving, updated_apart
 from syncopate.simulation.traffic import Traffic, traffic_of
 
@@ -104,6 +107,8 @@ class Iteration:
         push_waits_s: ``(start, end)`` of each time that backward stood still for a push of the
             iteration before.
         deferred: the updates in forward, whose progress counts with them.
+        again_s: ``(start, end)`` of each gather of weights for backward, in the order of its units.
+        across_s: of each all-reduce between groups of ranks, in the order of the buckets.
     """
 
     starts_s: tuple[float, ...]
@@ -119,6 +124,8 @@ class Iteration:
     progress: tuple[tuple[float, float], ...]
     push_waits_s: tuple[tuple[float, float], ...] = ()
     deferred: tuple[Update, ...] = ()
+    again_s: tuple[tuple[float, float], ...] = ()
+    across_s: tuple[tuple[float, float], ...] = ()
 
     @property
     def exposed_s(self) -> float:
@@ -189,7 +196,7 @@ def play_traffic(
 
 def lasts_s(workload: Workload, traffic: Traffic, interference: Interference = IDEAL) -> float:
     """Return how long the steady iteration of :func:`play_traffic` takes, and nothing else."""
-    if traffic.served:
+    if traffic.served or traffic.gathers is not None:
         return play_traffic(workload, traffic, interference).iteration_s
     workload, traffic, _ = played_as(workload, traffic)
     if interference.is_ideal:
@@ -236,22 +243,6 @@ def play_several(
     With a delay the first ones after its warm-up.
     """
     return _played(workload, traffic, interference, count, pulls_first=False, delay=delay)
-
-
-@dataclass(frozen=True)
-class Closing:
-    """Collectives that end an iteration, for which every rank waits before it goes on.
-
-    Attributes:
-        collectives: ready as the iteration ends; their pieces are not looked at.
-    """
-
-    collectives: tuple[Collective, ...]
-
-    @property
-    def lasts_s(self) -> float:
-        """All of them together, one after the other."""
-        return math.fsum(one.duration_s for one in self.collectives)
 
 
 @dataclass(frozen=True)
@@ -345,7 +336,9 @@ def program(
     found = Program(workload, traffic, updates, pieces, collectives, layouts, [])
     for index in range(count):
         pulls = not index % period and (pulls_first or index > 0)
-        if traffic.served:
+        if traffic.gathers is not None:
+            layouts.append(add_units(workload, traffic, pieces, collectives))
+        elif traffic.served:
             layouts.append(serving.add(pulls=pulls))
         else:
             pulled = traffic if pulls else replace(traffic, pulls=())
@@ -469,6 +462,14 @@ def _iteration(workload: Workload, traffic: Traffic, result: Run, layout: Layout
     costs_s = [push.duration_s for push in traffic.pushes]
     if layout.pulls:
         costs_s += [pull.duration_s for pull in traffic.pulls if pull is not None]
+    if traffic.gathers is not None:
+        again = (traffic.pulls[bucket] for bucket in traffic.gathers.again)
+        costs_s += [one.duration_s for one in (*again, *traffic.gathers.across) if one is not None]
+
+    def times_s(collectives: range) -> tuple[tuple[float, float], ...]:
+        spans_s = ((result.starts_s[at], result.ends_s[at]) for at in collectives)
+        return tuple((start_s - origin_s, end_s - origin_s) for start_s, end_s in spans_s)
+
     return Iteration(
         starts_s=tuple(result.starts_s[parts[0]] - origin_s for parts in layout.pushes),
         ends_s=tuple(result.ends_s[parts[-1]] - origin_s for parts in layout.pushes),
@@ -482,4 +483,6 @@ def _iteration(workload: Workload, traffic: Traffic, result: Run, layout: Layout
         update_s=traffic.update_s,
         iteration_s=result.finishes_s[update] - origin_s,
         progress=tuple(points),
+        again_s=times_s(layout.again),
+        across_s=times_s(layout.across),
     )

@@ -1,8 +1,11 @@
-"""Layout: where one iteration lies among the pieces and the collectives of a run."""
+"""Layout: where one iteration lies among the pieces and the collectives of a run, and its end."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+
+from syncopate.simulation.fluid import Collective
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +20,8 @@ class Layout:
         pulls: those of each pull of the update before it, in the order of their buckets.
         behind: of them, the progress of the next forward that waits for each, and the collective
             whose end it waits for, where this iteration's own forward does not.
+        again: the collectives of weights that are gathered again for backward.
+        across: those of the all-reduces between groups of ranks.
     """
 
     pieces: range
@@ -25,8 +30,26 @@ class Layout:
     pushes: tuple[range, ...]
     pulls: tuple[range, ...]
     behind: tuple[tuple[float, int], ...] = ()
+    again: range = range(0)
+    across: range = range(0)
 
 
 def alone(collectives: range) -> tuple[range, ...]:
     """Return each of some collectives as the only one of its bucket."""
     return tuple(range(index, index + 1) for index in collectives)
+
+
+@dataclass(frozen=True)
+class Closing:
+    """Collectives that end an iteration, for which every rank waits before it goes on.
+
+    Attributes:
+        collectives: ready as the iteration ends; their pieces are not looked at.
+    """
+
+    collectives: tuple[Collective, ...]
+
+    @property
+    def lasts_s(self) -> float:
+        """All of them together, one after the other."""
+        return math.fsum(one.duration_s for one in self.collectives)

@@ -29,7 +29,8 @@ from syncopate.costs.schedule.links import rank_units
 from syncopate.delay import Delay
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.simulation.fluid import Collective, Machine, Piece, Run
-from syncopate.simulation.iteration import Closing, Iteration, Program, program
+from syncopate.simulation.iteration import Iteration, Program, program
+from syncopate.simulation.layout import Closing
 from syncopate.simulation.traffic import Traffic
 
 Floats = NDArray[np.float64]

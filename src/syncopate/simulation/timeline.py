@@ -26,7 +26,9 @@ from syncopate.costs.model.training import (
 from syncopate.errors import InvalidValueError
 from syncopate.recipe import SERVERS, Recipe, wire_share
 from syncopate.simulation.fluid import Collective
-from syncopate.simulation.iteration import Closing, Iteration, play_several
+from syncopate.simulation.fsdp.traffic import unit_traffic
+from syncopate.simulation.iteration import Iteration, play_several
+from syncopate.simulation.layout import Closing
 from syncopate.simulation.local_sgd import averages_of, play_average
 from syncopate.simulation.ranks import Variation, play_ranks
 from syncopate.simulation.traffic import Traffic, bytes_by_dtype, traffic_of
@@ -158,6 +160,8 @@ def _require_room(workload: Workload, plan: Plan, ranks: int, iterations: int) -
     """
     # A span each, and the forward, the update and what is beside them.
     of_one = len(workload.tensors) + sum(len([*bucket.recipes]) for bucket in plan.buckets)
+    if plan.sharding is not None:
+        of_one += 4 * len(plan.buckets)  # the other gathers, the all-reduces, and waits for them
     if of_one * ranks * iterations <= MAX_SPANS:
         return
     held = f"a rank has about {of_one} spans in an iteration, and timelines hold {MAX_SPANS}"
@@ -310,6 +314,8 @@ def _traffic(
     workload: Workload, plan: Plan, cluster: Cluster, costs: Costs | None, share: float
 ) -> Traffic:
     """Return the messages of a plan, of whose gradients ``share`` go on the wire."""
+    if plan.sharding is not None:
+        return unit_traffic(workload, plan, cluster, costs)
     costs = costs or plan_costs(cluster, workload.nbytes, plan)
     found = traffic_of(
         workload,
@@ -349,7 +355,8 @@ def _of_bucket(
 def _pattern(workload: Workload, plan: Plan, played: Iteration, share: float) -> _Pattern:
     """Return start, end and the other fields of every span of one rank in one iteration."""
     backward_end, done = played.backward_end_s, played.iteration_s - played.update_s
-    pattern = [*_forward(workload, played), *_backward(workload, played)]
+    waits = "wait for pushes" if plan.sharding is None else _UNIT_WAIT
+    pattern = [*_forward(workload, played), *_backward(workload, played, waits)]
     narrow = ("push", "pull") if EXCHANGES[plan.exchange].pulls_gradients else ("push",)
     phases = {"push": (played.starts_s, played.ends_s)} if played.ends_s else {}
     if played.pull_ends_s:
@@ -360,11 +367,27 @@ def _pattern(workload: Workload, plan: Plan, played: Iteration, share: float) ->
         for (index, bucket, recipe), start, end in zip(there, starts, ends, strict=True):
             fields = _of_bucket(index, bucket, lane, recipe, share if lane in narrow else 1.0)
             pattern.append((start, end, fields))
+    pattern += _of_units(plan, played)
     if done > backward_end:
         pattern.append((backward_end, done, {"name": "wait for communication", "lane": "wait"}))
     if played.update_s > 0:
         pattern.append((done, played.iteration_s, {"name": "update", "lane": "update"}))
     return pattern
+
+
+def _of_units(plan: Plan, played: Iteration) -> Iterator[tuple[float, float, dict[str, Any]]]:
+    """Yield the gathers for backward of units, and the all-reduces between groups of ranks."""
+    if plan.sharding is None:
+        return
+    again = plan.sharding.again(len(plan.buckets))
+    for index, (start_s, end_s) in zip(again, played.again_s, strict=True):
+        bucket = plan.buckets[index]
+        fields = _of_bucket(index, bucket, "pull", bucket.pull or bucket.push)
+        yield start_s, end_s, fields | {"name": f"bucket {index} again"}
+    for index, (start_s, end_s) in enumerate(played.across_s):
+        nbytes = plan.buckets[index].nbytes
+        fields = {"name": f"all_reduce {index}", "lane": "push", "channel": 2, "nbytes": nbytes}
+        yield start_s, end_s, fields
 
 
 def _beside(workload: Workload, cluster: Cluster, start_s: float, lasts_s: float) -> _Pattern:
@@ -413,6 +436,7 @@ def _forward(workload: Workload, played: Iteration) -> _Pattern:
 
 
 _WAIT = {"name": "wait for weights", "lane": "wait"}
+_UNIT_WAIT = "wait for weights or pushes"
 _UPDATE = {"name": "update", "lane": "update"}
 
 
@@ -430,7 +454,8 @@ def _forward_s(workload: Workload, played: Iteration) -> float:
     return workload.forward_s + sum(update.lasts_s for update in played.deferred)
 
 
-def _backward(workload: Workload, played: Iteration) -> _Pattern:
+def _backward(workload: Workload, played: Iteration, waits: str) -> _Pattern:
+    """Backward, tensor by tensor, and what it waits for in between."""
     pattern: _Pattern = []
     last_wait = max((end for _, end in played.waits_s), default=0.0)
     longer_s = _forward_s(workload, played) - workload.forward_s
@@ -439,7 +464,7 @@ def _backward(workload: Workload, played: Iteration) -> _Pattern:
     # Of weights that forward needs at its very end, it has progressed as far before the wait.
     bounds[0] = max(bounds[0], last_wait)
     for wait_start, wait_end in played.push_waits_s:
-        pattern.append((wait_start, wait_end, {"name": "wait for pushes", "lane": "wait"}))
+        pattern.append((wait_start, wait_end, {"name": waits, "lane": "wait"}))
     for tensor, (reached, end) in zip(workload.tensors, pairwise(bounds), strict=True):
         stood = (b for a, b in played.push_waits_s if a <= reached + _ROUNDING_S < b)
         start = next(stood, reached)

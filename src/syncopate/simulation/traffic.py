@@ -57,6 +57,23 @@ class Pull(NamedTuple):
     update_s: float = 0.0
 
 
+class Gathers(NamedTuple):
+    """How weights that lie in shards are gathered and their gradients reduced.
+
+    Attributes:
+        again: the buckets that are gathered again for backward, in its order.
+        prefetch: of how many units ahead the weights are asked for; >= 1.
+        behind: how many reduce-scatters may be under way when backward begins with the next unit.
+        across: of each bucket, the all-reduce between groups that hold all weights each; none where
+            all ranks share them.
+    """
+
+    again: tuple[int, ...]
+    prefetch: int
+    behind: int
+    across: tuple[Collective, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Traffic:
     """The messages of one iteration, priced.
@@ -70,6 +87,7 @@ class Traffic:
         behind: how many of the last pulls go behind the pushes of the next backward.
         served: whether servers update the weights.
         deferred: whether what is pulled is updated in forward; :attr:`update_s` is the rest then.
+        gathers: how the pulls of units are gathered; None where pulls bring updated weights.
     """
 
     pushes: tuple[Collective, ...]
@@ -79,6 +97,7 @@ class Traffic:
     behind: int = 0
     served: bool = False
     deferred: bool = False
+    gathers: Gathers | None = None
 
     @property
     def pulled(self) -> tuple[int, ...]:

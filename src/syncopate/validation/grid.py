@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from itertools import product
 
 from syncopate.artifacts.artifact import Record
-from syncopate.artifacts.plan import EXCHANGES, SERVED
+from syncopate.artifacts.plan import SERVED, SERVERLESS
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.lab.topology import Topology
 from syncopate.units import parse_rate
@@ -30,7 +30,7 @@ AVERAGED = "averaged"
 """Local SGD: ranks step by themselves, and average weights every ``PERIOD`` steps."""
 
 PERIOD = 4
-WAYS = (*EXCHANGES, AVERAGED)
+WAYS = (*SERVERLESS, SERVED, AVERAGED)
 REPLAYED, COMPUTING = "replayed", "computing"
 WORKS = (REPLAYED, COMPUTING)
 """ResNet-50's gradients at a quarter of their size, whose computation is slept; and ResNet-20,

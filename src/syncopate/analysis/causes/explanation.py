@@ -51,6 +51,7 @@ from syncopate.analysis.causes.trial import (
     Cause,
     Trial,
 )
+from syncopate.analysis.collectives import EXCHANGE
 from syncopate.analysis.evidence.clocks import straightened
 from syncopate.analysis.evidence.links import SlowLinks, conclusive, recorded, slow_links
 from syncopate.analysis.evidence.servers import Servers
@@ -116,6 +117,7 @@ class Explanation:
         left_s: idle time of an iteration that is left without them and without transfers.
         drifts: ranks whose clocks run faster than the median of all, and by which part; negative
             where slower. Their times count without that.
+        exchange: of the training, where its timeline says it.
     """
 
     iterations: int
@@ -132,6 +134,7 @@ class Explanation:
     together_s: float = 0.0
     left_s: float = 0.0
     drifts: dict[int, float] = field(default_factory=dict)
+    exchange: str = ""
 
     @property
     def error(self) -> float:
@@ -187,6 +190,7 @@ def explanation(
         together_s=gained_s if causes else 0.0,
         left_s=trial.left_s,
         drifts=drifts,
+        exchange=timeline.metadata.get(EXCHANGE, ""),
     )
 
 

@@ -20,7 +20,10 @@ GRADIENTS = "gradients"
 """The entry of a timeline's metadata that holds them as text, where there are any."""
 
 _SCALAR = "scalar"
-_NAMED = re.compile(rf"gradient \d+ \((?:({_SCALAR})|(\d+(?:x\d+)*))\)")
+_NAMED = re.compile(rf"(?:\S+ )?gradient \d+ \((?:({_SCALAR})|(\d+(?:x\d+)*))\)")
+
+ROOT_UNIT = "root"
+"""What stands for the modules of the unit that ``fully_shard(model)`` itself made."""
 
 
 class Seen(NamedTuple):
@@ -30,11 +33,13 @@ class Seen(NamedTuple):
         shape: of the tensor.
         dtype: element type by torch's name, such as ``"float32"``.
         done: which share of backward was over when it was there, in [0, 1].
+        unit: the modules that it was reduced with, where FSDP2 says it; without spaces.
     """
 
     shape: tuple[int, ...]
     dtype: str
     done: float
+    unit: str = ""
 
 
 def usual(backwards: Iterable[Sequence[Seen]]) -> tuple[Seen, ...]:
@@ -54,9 +59,8 @@ def usual(backwards: Iterable[Sequence[Seen]]) -> tuple[Seen, ...]:
 
 def to_text(gradients: Sequence[Seen]) -> str:
     """Return gradients as a text of JSON."""
-    return msgspec.json.encode(
-        [one._replace(done=round(one.done, 6)) for one in gradients]
-    ).decode()
+    rows = ((one.shape, one.dtype, round(one.done, 6), one.unit) for one in gradients)
+    return msgspec.json.encode([row if row[-1] else row[:-1] for row in rows]).decode()
 
 
 def of_text(text: str) -> tuple[Seen, ...]:
@@ -77,14 +81,15 @@ def of_text(text: str) -> tuple[Seen, ...]:
     return found
 
 
-def name_of(number: int, shape: Sequence[int]) -> str:
+def name_of(number: int, shape: Sequence[int], unit: str = "") -> str:
     """Return what a gradient is called whose parameter's name no recording tells.
 
     Example:
-        >>> name_of(17, (512, 512)), name_of(18, ())
-        ('gradient 17 (512x512)', 'gradient 18 (scalar)')
+        >>> name_of(17, (512, 512)), name_of(18, (), "blocks.0")
+        ('gradient 17 (512x512)', 'blocks.0 gradient 18 (scalar)')
     """
-    return f"gradient {number} ({'x'.join(map(str, shape)) or _SCALAR})"
+    named = f"gradient {number} ({'x'.join(map(str, shape)) or _SCALAR})"
+    return f"{unit} {named}" if unit else named
 
 
 def is_recorded(name: str) -> bool:

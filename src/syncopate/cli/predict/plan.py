@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from msgspec.structs import replace
 from rich.console import RenderableType
 
 from syncopate.artifacts.cluster import Cluster
-from syncopate.artifacts.plan import EXCHANGES, SERVED, SERVERLESS, SHARDED, Plan
+from syncopate.artifacts.plan import EXCHANGES, FSDP, SERVED, SERVERLESS, SHARDED, Plan
 from syncopate.artifacts.workload import Workload
 from syncopate.cli.common.console import (
     ProgressFunction,
@@ -28,6 +30,7 @@ from syncopate.cli.common.workloads import workload_option
 from syncopate.delay import Delay
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.recipe import WIRE_DTYPES
+from syncopate.units import parse_bytes
 
 _ALL = "all"
 """What ``--exchange`` says for every exchange."""
@@ -51,12 +54,14 @@ class _Wanted:
         told: the other keywords of ``make_plan``.
         pull_period: pull weights every so many steps; 0 for what pays; None for none.
         servers: how many there are; None for as many as hosts.
+        units: the other keywords of ``make_fsdp_plan``, with that exchange.
     """
 
     exchange: str | None
     told: dict[str, Any]
     pull_period: int | None = None
     servers: int | None = None
+    units: dict[str, Any] = field(default_factory=dict)
 
 
 def _wanted(
@@ -86,11 +91,19 @@ def _wanted(
         int | None,
         typer.Option(help="Parameter servers of the served exchange; as many as hosts otherwise."),
     ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(help=f"Of {FSDP}: most gathered weights at once, such as 2GB (docs/fsdp.md)."),
+    ] = None,
+    shard_ranks: Annotated[
+        int | None,
+        typer.Option(help=f"Of {FSDP}: ranks that share all weights (HSDP); all otherwise."),
+    ] = None,
 ) -> _Wanted:
-    if servers is not None and exchange != SERVED:
-        raise InvalidValueError("--servers", servers, f"left out without --exchange {SERVED}")
     if exchange not in (*EXCHANGES, _ALL):
         raise UnknownNameError("exchange", exchange, (*EXCHANGES, _ALL))
+    _require_only(SERVED, exchange, {"--servers": servers})
+    _require_only(FSDP, exchange, {"--memory": memory, "--shard-ranks": shard_ranks})
     period = _period_of(pull_period)
     if period is not None:
         if exchange not in (*Delay.EXCHANGES, _ALL):
@@ -99,7 +112,18 @@ def _wanted(
             raise InvalidValueError("--pull-period", pull_period, rule)
         exchange = SHARDED if exchange == _ALL else exchange
     told = {"channels": channels, "algorithm": algorithm, "wire_dtype": wire_dtype}
-    return _Wanted(None if exchange == _ALL else exchange, told, period, servers)
+    units: dict[str, Any] = {}
+    if exchange == FSDP:
+        units["memory_bytes"] = None if memory is None else parse_bytes(memory)
+        units["shard_ranks"] = shard_ranks or 0
+    return _Wanted(None if exchange == _ALL else exchange, told, period, servers, units)
+
+
+def _require_only(owner: str, exchange: str, given: dict[str, Any]) -> None:
+    """Refuse options of one exchange with another."""
+    for name, value in given.items():
+        if value is not None and exchange != owner:
+            raise InvalidValueError(name, value, f"left out without --exchange {owner}")
 
 
 def _period_of(given: str | None) -> int | None:
@@ -156,6 +180,8 @@ def plan(
       syncopate plan -w workload.json -c cluster.json --pull-period 4
 
       syncopate plan -w workload.json -c cluster.json --exchange served --servers 4 --pull-period 4
+
+      syncopate plan -w workload.json -c cluster.json --exchange fsdp --memory 2GB
     """
     from syncopate.planning.margins import sure
     from syncopate.planning.registry import require_policy
@@ -168,7 +194,7 @@ def plan(
     say_unlike(work, cluster)
     with progress_bar("planning") as progress:
         plans = _plans(work, cluster, wanted, progress)
-    chosen = min((plan for plan in plans if plan.policy == policy), key=_expected_s)
+    chosen = _chosen(plans, policy, wanted)
     beside: list[RenderableType] = []
     if wanted.pull_period is not None:
         chosen, beside = _delayed(chosen, wanted.pull_period, work, cluster)
@@ -179,6 +205,15 @@ def plan(
     if output is not None:
         chosen.save(output)
     _show(plans, chosen, output, json, beside)
+
+
+def _chosen(plans: Sequence[Plan], policy: str, wanted: _Wanted) -> Plan:
+    """Return the best plan of a policy."""
+    named = [plan for plan in plans if plan.policy == policy]
+    if not named:
+        rule = f"enough for what the units of {policy} gather at once"
+        raise InvalidValueError("--memory", wanted.units["memory_bytes"], rule)
+    return min(named, key=_expected_s)
 
 
 def _delayed(
@@ -207,6 +242,8 @@ def _plans(
     """
     from syncopate.planning.planner import compare, make_plan
 
+    if wanted.exchange == FSDP:
+        return _unit_plans(workload, cluster, wanted, progress)
     if wanted.servers is not None:
         from syncopate.costs.model.served import served_costs
 
@@ -222,6 +259,32 @@ def _plans(
         except UnknownNameError:
             if wanted.exchange is not None:
                 raise
+    return (*plans, best)
+
+
+def _unit_plans(
+    workload: Workload, cluster: Cluster, wanted: _Wanted, progress: ProgressFunction
+) -> tuple[Plan, ...]:
+    """Return the plans of units of every policy that has room, the one of ``auto`` last."""
+    from syncopate.planning.fsdp.planner import make_fsdp_plan
+    from syncopate.planning.planner import require_units
+    from syncopate.planning.registry import POLICIES
+    from syncopate.simulation.fsdp.traffic import unit_costs
+
+    require_units(wanted.told["channels"], wanted.told["wire_dtype"])
+    algorithm = wanted.told["algorithm"]
+    names = None if algorithm is None else (algorithm,)
+    costs = unit_costs(cluster, workload.nbytes, wanted.units["shard_ranks"], names)
+    progress("auto", 0.0)
+    best = make_fsdp_plan(workload, cluster, _BEST, costs=costs, **wanted.units)
+    plans: list[Plan] = []
+    for index, (name, row) in enumerate(POLICIES.items()):
+        progress("every policy", (1 + index) / (1 + len(POLICIES)))
+        if row.plans is not None:  # they search alike
+            plans += [replace(best, policy=name)] if name != _BEST else []
+            continue
+        with suppress(InvalidValueError) if wanted.units["memory_bytes"] else nullcontext():
+            plans.append(make_fsdp_plan(workload, cluster, name, costs=costs, **wanted.units))
     return (*plans, best)
 
 

@@ -29,7 +29,7 @@ ride behind the last bucket, which takes as much longer as the line rate says of
 ranks own what they update, they are an all-reduce of their own (recursive doubling) behind the last
 push. Where averages are pulled, the sum of squares of each gradient is among it. A model with
 buffers also has rank 0 say, once an iteration and while nothing else goes on, whether it changed
-them meanwhile: a broadcast (MST) of a few bytes.
+them meanwhile: a broadcast (MST) of a few bytes. Under ``fsdp`` torch tells nothing of it.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def beside_s(cluster: Cluster, workload: Workload, exchange: str, share: float =
         share: of the bytes of gradients, what goes on the wire.
     """
     nbytes = workload.beside_nbytes(cluster.world_size)
-    if not nbytes:
+    if not nbytes or EXCHANGES[exchange].gathers:
         return 0.0
     if EXCHANGES[exchange].pulls_gradients:
         nbytes += _SQUARE_BYTES * len(workload.tensors)

@@ -41,6 +41,11 @@ def require_fit(
     """
     if not isinstance(plan, Plan):
         raise InvalidValueError("plan", plan, "a syncopate.Plan")
+    if EXCHANGES[plan.exchange].gathers:
+        raise EngineError(
+            f"the {plan.exchange} exchange is that of torch's fully_shard: give this plan to "
+            "syncopate.fsdp2(model, plan=plan), or plan another exchange"
+        )
     plan.require_fit(tensors_of(trainables), world_size)
     if plan.weight_sync_period and not optimizers:
         raise EngineError(

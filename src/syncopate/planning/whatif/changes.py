@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from syncopate.artifacts.plan import ALLREDUCE, DECOUPLED, SHARDED
+from syncopate.artifacts.plan import ALLREDUCE, DECOUPLED, FSDP, SHARDED
 from syncopate.artifacts.results.whatif import DDP, Change, Setting
 from syncopate.planning.margins import EXACT
 from syncopate.planning.whatif.predictor import Predictor
@@ -84,7 +84,7 @@ def options(base: Setting, today: str, levels: int) -> Iterator[Option]:
         if base.exchange != SHARDED:
             words = "spread the optimizer's state over ranks (sharded), by the best plan"
             yield plan("sharded", words, PROGRAM, exchange=SHARDED, local_sgd=0, pull_period=0)
-        if not base.wire_dtype:
+        if not base.wire_dtype and base.exchange != FSDP:
             words = "send gradients in 16 bits (bfloat16), by the best plan"
             yield plan("16 bits", words, TRAINING, wire_dtype="bfloat16")
         if not (base.pull_period or base.local_sgd):

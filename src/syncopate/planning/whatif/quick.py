@@ -11,7 +11,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from syncopate.artifacts.cluster import Cluster
-from syncopate.artifacts.plan import ALLREDUCE, LIKE_DDP, SERVED, SHARDED, Plan
+from syncopate.artifacts.plan import ALLREDUCE, FSDP, LIKE_DDP, SERVED, SHARDED, Plan
 from syncopate.artifacts.results.whatif import Setting
 from syncopate.artifacts.workload import Workload
 from syncopate.costs.model.functions import Costs
@@ -77,6 +77,9 @@ QUICK = Policy(
 )
 """The policy of points that ask for none."""
 
+BLOCKS = "wfbp"
+"""The same of ``fsdp``: a unit for each block, where a search would play hundreds of others."""
+
 
 def planned(workload: Workload, cluster: Cluster, setting: Setting) -> Plan:
     """Return the plan of a setting: the best that it leaves open.
@@ -95,9 +98,9 @@ def planned(workload: Workload, cluster: Cluster, setting: Setting) -> Plan:
             make_plan(
                 workload,
                 cluster,
-                setting.policy or QUICK,
+                setting.policy or (BLOCKS if exchange == FSDP else QUICK),
                 exchange=exchange,
-                channels=1,
+                channels=None if exchange == FSDP else 1,
                 algorithm=setting.algorithm or None,
                 wire_dtype=setting.wire_dtype,
                 costs=costs,

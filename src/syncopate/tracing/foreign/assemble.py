@@ -244,6 +244,8 @@ def _end_ns(launch: Launch, least: dict[Hashable, int]) -> int:
 
 def _exchange(traces: Sequence[RankTrace]) -> str:
     used = {launch.collective for trace in traces for launch in trace.launches}
+    if any(trace.sharded for trace in traces):
+        return "fsdp"
     return "sharded" if "reduce_scatter" in used else "allreduce"
 
 

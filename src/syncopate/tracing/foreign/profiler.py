@@ -13,6 +13,7 @@ What is read, all by its name:
     iterations   ``ProfilerStep#N``, else the steps of the optimizer
 
     gradients    ``torch::autograd::AccumulateGrad`` within backward, with ``record_shapes=True``
+    units        of FSDP2 (:mod:`syncopate.tracing.foreign.chrome.sharded`)
 
 On a GPU the three kinds of computation are the kernels that they launched. Sizes are there when
 shapes were recorded (``record_shapes=True``), and always where a kernel carries its size.
@@ -35,7 +36,7 @@ import msgspec
 
 from syncopate.artifacts.timeline import Group
 from syncopate.errors import ArtifactError
-from syncopate.tracing.foreign.chrome import device
+from syncopate.tracing.foreign.chrome import device, sharded
 from syncopate.tracing.foreign.chrome.events import NOTHING, Args, Event, read_events
 from syncopate.tracing.foreign.chrome.gradients import ACCUMULATED, gradients_of
 from syncopate.tracing.foreign.chrome.names import collective_of_call
@@ -50,7 +51,7 @@ _EVALUATED = "autograd::engine::evaluate_function"
 _STEP = re.compile(r"Optimizer\.step#(.+)\.step")
 _PROFILER_STEP = re.compile(r"ProfilerStep\s*#\s*(\d+)")
 _ON_DEVICE = "gpu_user_annotation"
-_PREFIXES = (_EVALUATED, _BEFORE_FORWARD, _AFTER_FORWARD, "Optimizer.step#", "ProfilerStep")
+_PREFIXES = (_EVALUATED, sharded.PREFIX, "Optimizer.step#", "ProfilerStep")
 _RUN = re.compile(r"gloo:(?:sparse_)?")
 
 
@@ -67,7 +68,7 @@ def read_trace(file: IO[bytes], path: str | os.PathLike[str]) -> RankTrace:
     groups = _groups(about)
     kernels = device.kernels_of(chrome.events)
     phases = sorted(_phases(chrome.events), key=lambda work: work.start_ns)
-    gradients = gradients_of(chrome.events, phases)
+    seen, gradients = phases, gradients_of(chrome.events, phases)
     marks = _marks(chrome.events, phases)
     if kernels:
         launches = list(device.launches_of(kernels, groups, marks))
@@ -76,6 +77,11 @@ def read_trace(file: IO[bytes], path: str | os.PathLike[str]) -> RankTrace:
         marks = [(at - 1, number) for at, (_, number) in zip(begun, marks, strict=True)]
     else:
         launches = list(_on_host(chrome.events, groups))
+    if (units := sharded.is_sharded(chrome.events)) and not kernels:
+        launches = list(sharded.with_units(launches, chrome.events))
+        phases = list(sharded.computing(phases, launches))
+    if units:
+        gradients = sharded.of_units(gradients, chrome.events, seen, seen if kernels else phases)
     ranks = [rank for group in groups.values() for rank in group.ranks]
     ranks += [rank for launch in launches for rank in launch.group.ranks]
     rank = _number(about.get("rank"), -1)
@@ -92,6 +98,7 @@ def read_trace(file: IO[bytes], path: str | os.PathLike[str]) -> RankTrace:
         groups=tuple(groups.values()),
         gradients=gradients,
         notes=tuple(f"{count} events {what}" for what, count in chrome.odd.items()),
+        sharded=units,
     )
     if not (trace.launches or trace.work):
         reason = (
@@ -139,7 +146,7 @@ def _phases(events: Iterable[Event]) -> Iterator[Work]:
     begun = 0
     backwards: dict[int, tuple[int, int]] = {}
     forward_ns = -1
-    sharded: dict[int, tuple[int, int]] = {}
+    whole: dict[int, tuple[int, int]] = {}
     for event in events:
         if event.cat == _ON_DEVICE:
             continue
@@ -152,17 +159,17 @@ def _phases(events: Iterable[Event]) -> Iterator[Work]:
                 yield Work("forward", "forward", event.start_ns, event.end_ns)
         elif event.name.startswith(_BEFORE_FORWARD):
             begun += 1
-            sharded[begun] = (event.start_ns, event.end_ns)
+            whole[begun] = (event.start_ns, event.end_ns)
         elif event.name.startswith(_AFTER_FORWARD):
-            if begun in sharded and begun not in backwards:
-                sharded[begun] = (sharded[begun][0], event.end_ns)
+            if begun in whole and begun not in backwards:
+                whole[begun] = (whole[begun][0], event.end_ns)
         elif found := _STEP.fullmatch(event.name):
             begun += 1
             yield Work(found[1], "update", event.start_ns, event.end_ns)
         elif event.name.startswith(_EVALUATED):
             start_ns, end_ns = backwards.get(begun, (event.start_ns, event.end_ns))
             backwards[begun] = (start_ns, max(end_ns, event.end_ns))
-    for start_ns, end_ns in sharded.values():
+    for start_ns, end_ns in whole.values():
         yield Work("forward", "forward", start_ns, end_ns)
     for start_ns, end_ns in backwards.values():
         yield Work("backward", "backward", start_ns, end_ns)

@@ -103,6 +103,7 @@ class RankTrace(NamedTuple):
         lost: how many collectives were forgotten before the first of ``launches``.
         gradients: of a backward, where the tool tells them one by one; else none.
         notes: what is odd about what the tool wrote.
+        sharded: whether it is a training of FSDP2's, which gathers weights.
     """
 
     rank: int
@@ -118,6 +119,7 @@ class RankTrace(NamedTuple):
     lost: int = 0
     gradients: tuple[Seen, ...] = ()
     notes: tuple[str, ...] = ()
+    sharded: bool = False
 
 
 def nbytes_of(shape: list[int], dtype: str) -> int:

@@ -1,0 +1,1 @@
+"""Plans of units, whose weights lie in shards."""

@@ -1,0 +1,1 @@
+"""Iterations whose weights lie in shards."""
