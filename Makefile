@@ -127,7 +127,7 @@ site-here: $(SITE_READY)
 	@echo "==> open out/site/index.html"
 
 # What every paper's script shows, then all figures of the papers, and the tables of docs/reproduce.md.
-PAPERS := mg_wfbp linear_pipeline blueconnect ssd_sgd ssd_sgd_search glu_stability sketchdlc sketchdlc_networks papers
+PAPERS := mg_wfbp linear_pipeline blueconnect ssd_sgd ssd_sgd_search glu_stability late_pulls sketchdlc sketchdlc_networks papers
 reproduce: $(READY) ## the five papers' figures anew, and their page: some minutes (ARGS=--quick: one)
 	@set -e; for script in $(PAPERS); do \
 	  echo "==> reproduce/$$script.py"; $(BIN)/python reproduce/$$script.py $(ARGS); \

@@ -15,6 +15,7 @@ All take a tenth of the steps synchronously first, and step by SGD with momentum
 rate. DiLoCo is torchft's, with its lighthouse and managers; its outer optimizer is the paper's,
 Nesterov SGD at 0.7 with momentum 0.9 (`benchmarks/contest/diloco.py` says all that is set). It is
 trained a second time with AdamW for its inner steps, as in its paper, at a learning rate of 0.001.
+Streaming DiLoCo has two fragments, whose means overlap two inner steps, of which half stays.
 """
 
 from __future__ import annotations
@@ -83,7 +84,14 @@ def variants(steps: int) -> dict[str, Way]:
         "local SGD, H = 8": syncopate.LocalSGD(period=8, warm_up=warm_up),
         "DiLoCo, H = 8 (torchft)": diloco.DiLoCo(period=8, warm_up=warm_up),
         "DiLoCo, H = 8, AdamW (torchft)": diloco.DiLoCo(8, warm_up, adamw_lr=ADAMW_LR),
+        "streaming DiLoCo, H = 8 (torchft)": streaming(warm_up),
+        "streaming DiLoCo, H = 8, AdamW (torchft)": streaming(warm_up, ADAMW_LR),
     }
+
+
+def streaming(warm_up: int, adamw_lr: float | None = None) -> diloco.DiLoCo:
+    """Return DiLoCo of two fragments, each of whose means takes two inner steps."""
+    return diloco.DiLoCo(8, warm_up, adamw_lr, fragments=2, overlap=2, kept=0.5)
 
 
 def endless(work: Workload, rank: int, ranks: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -19,8 +19,9 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from msgspec.structs import replace
@@ -44,7 +45,7 @@ from ssd_sgd_runs import (
 )
 from syncopate.collectives.machine import cpu_name
 from syncopate.delay import Delay
-from syncopate.engine.exchange.delay.rules import RULES, Flat, Hyper, hyper_of
+from syncopate.engine.exchange.delay.rules import RULES, Flat, hyper_of
 from syncopate.errors import SyncopateError
 from syncopate.reports.tables import ReportTable
 from syncopate.zoo.task import seeded
@@ -65,8 +66,55 @@ def at(divisor: int) -> str:
     return f"{NAME}, lr / {divisor}"
 
 
+class Local:
+    """Weights between pulls: those of one worker, or of several that step alike.
+
+    Args:
+        weights: changed in place, of any shape whose last dimensions are those of the global ones.
+    """
+
+    def __init__(self, weights: Tensor) -> None:
+        self.weights = weights
+        self.before = weights.clone()
+        self.squares = torch.zeros_like(weights)
+        self.arrived: Tensor | None = None
+
+    def step(
+        self,
+        gradient: Tensor,
+        weights: Tensor,
+        delay: Delay | None,
+        group: Mapping[str, Any],
+        num: int,
+    ) -> None:
+        """Do what Algorithm 1 does in iteration ``num`` when the global weights are updated.
+
+        Args:
+            gradient: of the local weights, as they were before.
+            weights: the global ones, updated; not kept.
+            delay: None for SSGD.
+            group: of the optimizer of the global weights, as it is in this iteration.
+            num: from 0.
+        """
+        if delay is None or num <= delay.wp:
+            self.weights.copy_(weights)
+            self.before.copy_(weights)
+            return
+        if self.arrived is not None:
+            self.weights.copy_(self.arrived)
+            self.arrived = None
+        updates = num - delay.wp - 1
+        pulled = updates > 0 and updates % delay.k == 0
+        before = self.weights.clone() if pulled else self.before
+        rule = RULES[delay.local_update]
+        rule(Flat(self.weights, gradient, self.before, self.squares), hyper_of(delay, group))
+        self.before = before
+        if num % delay.k == delay.k - 1:
+            self.arrived = weights.detach().clone()
+
+
 class Worker:
-    """One worker: a model whose parameters are views of ``weights``.
+    """One worker: a model whose parameters are views of its local weights.
 
     Args:
         model: its own.
@@ -74,11 +122,8 @@ class Worker:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.weights = parameters_to_vector(model.parameters()).detach().clone()
-        vector_to_parameters(self.weights, model.parameters())
-        self.before = self.weights.clone()
-        self.squares = torch.zeros_like(self.weights)
-        self.arrived: Tensor | None = None
+        self.local = Local(parameters_to_vector(model.parameters()).detach().clone())
+        vector_to_parameters(self.local.weights, model.parameters())
 
     def gradient(self, workload: Workload, batch: tuple[Tensor, Tensor]) -> Tensor:
         """Return the gradient of one batch, flat."""
@@ -87,31 +132,10 @@ class Worker:
         workload.loss(self.model(inputs), targets).backward()
         return torch.cat([p.grad.flatten() for p in self.model.parameters() if p.grad is not None])
 
-    def start(self, weights: Tensor) -> None:
-        """Take the global weights, as in every synchronous iteration."""
-        self.weights.copy_(weights)
-        self.before.copy_(weights)
-
-    def update(self, gradient: Tensor, hyper: Hyper, *, pulled: bool) -> None:
-        """Update its own weights by the local rule: Algorithm 2 where that is GLU.
-
-        Args:
-            gradient: its own.
-            hyper: of the rule.
-            pulled: whether what arrived a period ago becomes ``pre_weight`` behind this.
-        """
-        if self.arrived is not None:
-            self.weights.copy_(self.arrived)
-            self.arrived = None
-        kept = self.weights.clone() if pulled else self.before
-        rule = RULES[hyper.delay.local_update]
-        rule(Flat(self.weights, gradient, self.before, self.squares), hyper)
-        self.before = kept
-
 
 @torch.no_grad()
-def _stepped(
-    workers: Sequence[Worker],
+def stepped(
+    workers: Sequence[Local],
     gradients: Sequence[Tensor],
     optimizer: torch.optim.Optimizer,
     delay: Delay | None,
@@ -122,15 +146,8 @@ def _stepped(
     (weights,) = group["params"]
     weights.grad = torch.stack(list(gradients)).mean(0)
     optimizer.step()
-    if delay is None or num <= delay.wp:
-        for worker in workers:
-            worker.start(weights)
-        return
-    updates, hyper = num - delay.wp - 1, hyper_of(delay, group)
     for worker, gradient in zip(workers, gradients, strict=True):
-        worker.update(gradient, hyper, pulled=updates > 0 and updates % delay.k == 0)
-        if num % delay.k == delay.k - 1:
-            worker.arrived = weights.detach().clone()
+        worker.step(gradient, weights, delay, group, num)
 
 
 def train(place: Place, workload: Workload, setting: Setting, workers: int = WORKERS) -> Run:
@@ -147,7 +164,7 @@ def train(place: Place, workload: Workload, setting: Setting, workers: int = WOR
     for _ in range(workers):
         with seeded(place.seed):
             team.append(Worker(workload.build()))
-    weights = team[0].weights.clone().requires_grad_()
+    weights = team[0].local.weights.clone().requires_grad_()
     optimizer = torch.optim.SGD(
         [weights], lr=setting.lr, momentum=setting.momentum, weight_decay=setting.weight_decay
     )
@@ -158,7 +175,7 @@ def train(place: Place, workload: Workload, setting: Setting, workers: int = WOR
         for step in zip(*batches, strict=True):
             pairs = zip(team, step, strict=True)
             gradients = [worker.gradient(workload, batch) for worker, batch in pairs]
-            _stepped(team, gradients, optimizer, delay, num)
+            stepped([worker.local for worker in team], gradients, optimizer, delay, num)
             num += 1
         curve.append(_tested(team[0], weights, workload))
     return Run(
@@ -175,10 +192,10 @@ def train(place: Place, workload: Workload, setting: Setting, workers: int = WOR
 @torch.no_grad()
 def _tested(worker: Worker, weights: Tensor, workload: Workload) -> float:
     """Return the accuracy of the global weights; see [Note: what is tested]."""
-    own = worker.weights.clone()
-    worker.weights.copy_(weights)
+    own = worker.local.weights.clone()
+    worker.local.weights.copy_(weights)
     found = workload.accuracy(worker.model)
-    worker.weights.copy_(own)
+    worker.local.weights.copy_(own)
     return found
 
 

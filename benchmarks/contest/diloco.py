@@ -2,7 +2,11 @@
 
 Douillard et al. 2023 (arXiv:2311.08105). Every rank takes H inner steps with gradients of its own.
 Then all go back to where they began, and the outer optimizer steps with the mean of how far each of
-them had come; from there all go on. What is set:
+them had come; from there all go on.
+
+Streaming DiLoCo (Douillard et al. 2025, arXiv:2501.18512) cuts the model into fragments, each of
+which has its outer step at another time, every H steps. Its mean is under way while ranks take some
+steps more; of these a share stays. What is set:
 
 - outer optimizer, of the paper: SGD with Nesterov momentum 0.9 and a learning rate of 0.7;
 - inner optimizer: the caller's, whose state stays each rank's own;
@@ -24,6 +28,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -44,11 +49,17 @@ class DiLoCo(NamedTuple):
         warm_up: synchronous steps before.
         adamw_lr: of AdamW, which then takes the inner steps, as in the paper; None for what takes
             all other variants' steps.
+        fragments: of the model; the period is a multiple of it.
+        overlap: tau, the inner steps while a mean is under way; below period / fragments.
+        kept: alpha, the share of a rank's own weights in what it goes on with.
     """
 
     period: int
     warm_up: int = 0
     adamw_lr: float | None = None
+    fragments: int = 1
+    overlap: int = 0
+    kept: float = 0.0
 
 
 def why_not() -> str:
@@ -63,6 +74,17 @@ def why_not() -> str:
             return "torchft is not installed: pip install torchft"
         return f"torchft cannot be imported: {error}"
     return ""
+
+
+def fragments_of(model: nn.Module, count: int) -> list[nn.ParameterList]:
+    """Return the parameters in so many runs, about equally large where no tensor is too large."""
+    parameters = list(model.parameters())
+    found = [nn.ParameterList() for _ in range(count)]
+    whole, reached = sum(each.numel() for each in parameters), 0
+    for each in parameters:
+        found[count * reached // whole].append(each)
+        reached += each.numel()
+    return found
 
 
 def _own_address() -> str:
@@ -158,28 +180,38 @@ class Trained:
     def _begin(self) -> None:
         from torchft import local_sgd  # noqa: PLC0415 - may not be installed
 
-        outer = torch.optim.SGD(
-            self.model.parameters(), lr=OUTER_LR, momentum=OUTER_MOMENTUM, nesterov=True
-        )
-        self._outer_weights = [each.detach().clone() for each in self.model.parameters()]
-        outer.register_step_post_hook(self._stepped)
+        parameters = list(self.model.parameters())
+        self._outer_weights = [each.detach().clone() for each in parameters]
+        places = dict(zip(parameters, self._outer_weights, strict=True))
+        fragments: list[nn.Module] = []
+        outers: list[torch.optim.Optimizer] = []
+        for fragment in fragments_of(self.model, self.how.fragments):
+            own = list(fragment.parameters())
+            outer = torch.optim.SGD(own, lr=OUTER_LR, momentum=OUTER_MOMENTUM, nesterov=True)
+            outer.register_step_post_hook(
+                partial(self._stepped, [places[each] for each in own], own)
+            )
+            fragments.append(fragment)
+            outers.append(outer)
         diloco = local_sgd.DiLoCo(
             self._manager,
-            [self.model],
+            fragments,
             self._optimizer,
-            outer,
+            outers,  # a common one would step by what other fragments have for gradients
             sync_every=self.how.period,
             use_bucketization=True,
+            fragment_sync_delay=self.how.overlap,
+            fragment_update_alpha=self.how.kept,
         )
         self._stack.enter_context(diloco)
 
-    def _stepped(self, *_: Any) -> None:
+    def _stepped(self, places: list[Tensor], parameters: list[nn.Parameter], *_: Any) -> None:
         self.outer_steps += 1
-        torch._foreach_copy_(self._outer_weights, [p.detach() for p in self.model.parameters()])
+        torch._foreach_copy_(places, [each.detach() for each in parameters])
 
     @contextmanager
     def global_weights(self) -> Iterator[None]:
-        """In the block the model has the weights of the last outer step; it is not to be trained.
+        """In the block the model has the weights of the last outer steps; it is not to be trained.
 
         Before the first one those are where all began.
         """

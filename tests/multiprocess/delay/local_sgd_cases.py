@@ -1,4 +1,4 @@
-"""What the tests of local SGD share: post-local SGD, literally, for p workers in one process."""
+"""What the tests of local SGD share: it and DiLoCo, literally, for p workers in one process."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from benchmarks.contest.diloco import DiLoCo, fragments_of
 from torch import Tensor, nn
 
 from syncopate.delay import LocalSGD
@@ -15,6 +16,9 @@ from tests.multiprocess.delay.cases import Loss, loss_of
 from tests.multiprocess.engine.cases import TIMEOUT_S, in_parts, plan_of
 
 MakeOptimizers = Callable[[nn.Module], Sequence[torch.optim.Optimizer]]
+
+
+_NEVER = 1 << 30
 
 
 class Workers:
@@ -73,6 +77,59 @@ class Workers:
         """Return the average of all workers' weights."""
         everyone = [self.weights(rank) for rank in range(len(self.models))]
         return [torch.stack(several).mean(0) for several in zip(*everyone, strict=True)]
+
+
+class Outer(Workers):
+    """DiLoCo's algorithms on p workers in one process, after synchronous steps.
+
+    Algorithm 1 of DiLoCo, and with several fragments Algorithm 2 of Streaming DiLoCo.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        made: MakeOptimizers,
+        how: DiLoCo,
+        workers: int,
+        loss: Loss = loss_of,
+    ) -> None:
+        alone = LocalSGD(period=_NEVER, warm_up=how.warm_up)  # which averages nothing here
+        super().__init__(model, made, alone, workers, loss)
+        self.how, self.outer_steps = how, 0
+        self.whole = copy.deepcopy(model)
+        self.outer = torch.optim.SGD(self.whole.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+
+    def iterate(self) -> None:
+        """Do one iteration on all workers, and the outer step that may follow."""
+        super().iterate()
+        how, local = self.how, self.num - self.how.warm_up
+        apart = how.period // how.fragments
+        with torch.no_grad():
+            if local <= 0:
+                for theta, mean in zip(self.whole.parameters(), self.means(), strict=True):
+                    theta.copy_(mean)
+                return
+            if local % apart == (apart - how.overlap) % apart:
+                self.sent = self.means()
+            if local % apart == 0:
+                self.step()
+
+    def step(self) -> None:
+        """Step with the fragment that is next, by what was sent of it."""
+        names = [{id(p) for p in part} for part in self.fragments()]
+        chosen = names[self.outer_steps % len(names)]
+        self.outer_steps += 1
+        everyone = zip(*(model.parameters() for model in self.models), strict=True)
+        for theta, sent in zip(self.whole.parameters(), self.sent, strict=True):
+            theta.grad = theta - sent if id(theta) in chosen else None
+        self.outer.step()
+        for theta, several in zip(self.whole.parameters(), everyone, strict=True):
+            for own in several if id(theta) in chosen else ():
+                own.copy_(theta.lerp(own, self.how.kept))
+
+    def fragments(self) -> list[nn.ParameterList]:
+        """Return the parameters of the common weights, fragment by fragment."""
+        return fragments_of(self.whole, self.how.fragments)
 
 
 def locally(

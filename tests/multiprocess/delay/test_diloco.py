@@ -10,53 +10,26 @@ import torch
 import torch.distributed as dist
 from benchmarks.contest import diloco
 
-from syncopate.delay import LocalSGD
 from tests.multiprocess.delay.cases import close, each_has_its_own, iterate, odd64, two_groups
-from tests.multiprocess.delay.local_sgd_cases import Workers
+from tests.multiprocess.delay.local_sgd_cases import Outer
 from tests.multiprocess.engine.cases import identical_everywhere
 from tests.multiprocess.harness import run_ranks
 
 MISSING = diloco.why_not()
 pytestmark = pytest.mark.skipif(MISSING != "", reason=MISSING)
 
-HOW = diloco.DiLoCo(period=4, warm_up=3)
+WHOLE = diloco.DiLoCo(period=4, warm_up=3)
+STREAMING = WHOLE._replace(fragments=2, overlap=1, kept=0.25)
 STEPS = 17
 
 
-class Outer(Workers):
-    """DiLoCo's Algorithm 1 on p workers in one process, after synchronous steps."""
-
-    def __init__(self, workers: int) -> None:
-        alone = LocalSGD(period=STEPS, warm_up=HOW.warm_up)  # which averages nothing here
-        super().__init__(odd64(), lambda model: [two_groups(model)], alone, workers)
-        self.whole = odd64()
-        self.outer = torch.optim.SGD(self.whole.parameters(), lr=0.7, momentum=0.9, nesterov=True)
-
-    def iterate(self) -> None:
-        """Do one iteration on all workers, and the outer step that may follow."""
-        super().iterate()
-        local = self.num - HOW.warm_up
-        with torch.no_grad():
-            pairs = list(zip(self.whole.parameters(), self.means(), strict=True))
-            if local <= 0:
-                for theta, mean in pairs:
-                    theta.copy_(mean)
-            elif local % HOW.period == 0:
-                for theta, mean in pairs:
-                    theta.grad = theta - mean
-                self.outer.step()
-                for model in self.models:
-                    for own, theta in zip(model.parameters(), self.whole.parameters(), strict=True):
-                        own.copy_(theta)
-
-
-def trains(rank: int, world_size: int) -> int:
+def trains(rank: int, world_size: int, how: diloco.DiLoCo) -> int:
     """Compare torchft's training with the reference, step by step; return its outer steps."""
     assert diloco.why_not() == ""
-    reference = Outer(world_size)
+    reference = Outer(odd64(), lambda model: [two_groups(model)], how, world_size)
     model = odd64()
     optimizer = two_groups(model)
-    with diloco.training(model, optimizer, HOW) as trained:
+    with diloco.training(model, optimizer, how) as trained:
         for num in range(STEPS):
             iterate(trained, optimizer, rank, [num])
             reference.iterate()
@@ -68,14 +41,15 @@ def trains(rank: int, world_size: int) -> int:
             assert all(map(torch.equal, own, model.parameters()))
         each_has_its_own(own)
     before = [each.detach().clone() for each in model.parameters()]
-    for num in range(STEPS, STEPS + 2 * HOW.period):
+    for num in range(STEPS, STEPS + 2 * how.period):
         iterate(model, optimizer, rank, [num])
     assert not any(map(torch.equal, before, model.parameters()))
     return trained.outer_steps
 
 
-def test_it_trains_as_its_paper_says() -> None:
-    assert run_ranks(trains, 2) == [3, 3]
+@pytest.mark.parametrize(("how", "steps"), [(WHOLE, 3), (STREAMING, 7)], ids=["whole", "streaming"])
+def test_it_trains_as_its_papers_say(how: diloco.DiLoCo, steps: int) -> None:
+    assert run_ranks(trains, 2, how) == [steps, steps]
 
 
 def answers(address: str) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 import syncopate
 from tests.scripts import scripts
@@ -34,13 +35,22 @@ def test_equal_time_is_that_of_the_first_to_be_done(script: Any) -> None:
 
 @pytest.mark.parametrize("steps", [16, 320])
 def test_all_variants_begin_with_a_tenth_of_synchronous_steps(script: Any, steps: int) -> None:
-    ddp, ssd, four, eight, outer, adam = script.variants(steps).values()
+    ddp, ssd, four, eight, outer, adam, *streaming = script.variants(steps).values()
     assert ddp is None
     assert ssd.k == 4
     assert abs(ssd.wp - steps // 10) <= 3
     assert four == syncopate.LocalSGD(period=4, warm_up=steps // 10)
     assert eight == syncopate.LocalSGD(period=8, warm_up=steps // 10)
-    assert (outer, adam) == ((8, steps // 10, None), (8, steps // 10, 0.001))
+    whole, cut = (1, 0, 0.0), (2, 2, 0.5)
+    assert (outer, adam) == ((8, steps // 10, None, *whole), (8, steps // 10, 0.001, *whole))
+    assert streaming == [(8, steps // 10, None, *cut), (8, steps // 10, 0.001, *cut)]
+
+
+def test_fragments_are_runs_of_parameters_about_equally_large(script: Any) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4, bias=False), nn.Linear(4, 3))
+    found = script.diloco.fragments_of(model, 2)
+    assert [[each.numel() for each in part] for part in found] == [[12, 4, 16], [12, 3]]
+    assert [each for part in found for each in part] == list(model.parameters())
 
 
 def test_the_table_says_what_is_missing_and_what_helps(
@@ -48,8 +58,13 @@ def test_the_table_says_what_is_missing_and_what_helps(
 ) -> None:
     monkeypatch.setitem(sys.modules, "torchft", None)
     missing = script.missing_of(script.variants(320))
-    title, other = missing
-    assert (title, other) == ("DiLoCo, H = 8 (torchft)", "DiLoCo, H = 8, AdamW (torchft)")
+    title = "DiLoCo, H = 8 (torchft)"
+    assert set(missing) == {
+        title,
+        "DiLoCo, H = 8, AdamW (torchft)",
+        "streaming DiLoCo, H = 8 (torchft)",
+        "streaming DiLoCo, H = 8, AdamW (torchft)",
+    }
     table = script.table_of("digits", {"fast": [script.Point(8, 2.0, 0.5)]}, missing)
     assert f"| {title} | torchft is not installed: pip install torchft | - | - | - |" in table
 

@@ -23,21 +23,15 @@ CURVATURES = (0.4, 0.9, 1.3, 0.2)
 
 def trained(delay: Delay | None, steps: int) -> Tensor:
     """Global weights after training on one quadratic a worker, from 1."""
-    workers = [search.Worker(_point()) for _ in CURVATURES]
-    weights = workers[0].weights.clone().requires_grad_()
+    workers = [search.Local(torch.ones(1)) for _ in CURVATURES]
+    weights = torch.ones(1, requires_grad=True)
     optimizer = torch.optim.SGD([weights], lr=0.05, momentum=0.9)
     for num in range(steps):
         gradients = [
             c * worker.weights.clone() for c, worker in zip(CURVATURES, workers, strict=True)
         ]
-        search._stepped(workers, gradients, optimizer, delay, num)
+        search.stepped(workers, gradients, optimizer, delay, num)
     return weights.detach()
-
-
-def _point() -> nn.Module:
-    model = nn.Linear(1, 1, bias=False)
-    nn.init.ones_(model.weight)
-    return model
 
 
 @pytest.mark.parametrize("period", [None, 1, 2, 5])

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from syncopate.artifacts.plan import SERVED, SHARDED, Plan
-from syncopate.delay import GLU, GLU_LR, LEAST_WARM_UP, Delay, LocalSGD
+from syncopate.delay import GLU, LEAST_WARM_UP, SGD, Delay, LocalSGD
 from syncopate.engine.selfplan import cache
 from syncopate.engine.selfplan.ddp_buckets import DDP
 from syncopate.engine.selfplan.payback import SHARE, pays_after
@@ -83,7 +83,7 @@ def of_delay(delay: Delay | LocalSGD) -> str:
     return (
         f"after {delay.wp + 1} iterations weights are pulled every {delay.k} steps, and between "
         f"{meanwhile} ({delay.local_update}); evaluate and save in `with "
-        "model.syncopate.global_weights():`, on every rank" + _of_early_glu(delay)
+        "model.syncopate.global_weights():`, on every rank" + _of_early_rule(delay)
     )
 
 
@@ -97,15 +97,20 @@ def of_servers(servers: int, mode: str) -> str:
     )
 
 
-def _of_early_glu(delay: Delay) -> str:
-    """Say that GLU's steps may diverge, where it begins early and its rate is the default."""
-    if delay.local_update != GLU or delay.loc_lr is not None or delay.wp + 1 >= LEAST_WARM_UP:
+def _of_early_rule(delay: Delay) -> str:
+    """Say that a delay that begins early may diverge, and what helps (docs/ssd_sgd.md)."""
+    if delay.local_update not in (GLU, SGD) or delay.wp + 1 >= LEAST_WARM_UP:
         return ""
+    if delay.local_update == SGD:
+        other = f", or local_update={GLU!r}"
+    elif delay.alpha > 1:
+        other = ", or alpha=1, beta=1.5"
+    else:
+        other = ""
     return (
-        f". GLU begins after {delay.wp + 1} iterations, of at least {LEAST_WARM_UP} in its paper: "
-        f"its steps are {GLU_LR * delay.alpha:g} times as long as lr, and early in training they "
-        "may diverge where SGD does not. If the loss grows, give a longer warm_up or a smaller "
-        "loc_lr (docs/ssd_sgd.md)"
+        f". The delay begins after {delay.wp + 1} iterations, of at least {LEAST_WARM_UP} in its "
+        "paper. Early in training it may diverge where synchronous SGD does not. If the loss "
+        f"grows, give a longer warm_up or a smaller lr{other} (docs/ssd_sgd.md)"
     )
 
 

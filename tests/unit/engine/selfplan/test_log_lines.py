@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from syncopate.delay import Delay, LocalSGD
 from syncopate.engine.selfplan import log_lines
 from syncopate.engine.selfplan.contest import Contender
@@ -24,13 +28,28 @@ def test_a_delay_is_told_with_when_it_begins() -> None:
     assert "weights of their own (glu)" in said
     assert "weights stay (none)" in log_lines.of_delay(Delay(k=2, local_update="none"))
     early = log_lines.of_delay(Delay(k=4, warm_up=7))
-    assert "after 8 iterations, of at least 500 in its paper: its steps are 8 times" in early
+    assert "begins after 8 iterations, of at least 500 in its paper" in early
     assert "may diverge" not in said
-    assert "may diverge" not in log_lines.of_delay(Delay(k=4, warm_up=7, loc_lr=0.1))
-    assert "may diverge" not in log_lines.of_delay(Delay(k=4, warm_up=7, local_update="sgd"))
+    assert "may diverge" not in log_lines.of_delay(Delay(k=4, warm_up=7, local_update="dc-asgd-a"))
     said = log_lines.of_delay(LocalSGD(period=8, warm_up=100))
     assert "after 100 iterations" in said
     assert "averaged every 8 steps" in said
+
+
+@pytest.mark.parametrize(
+    ("how", "helps"),
+    [
+        ({}, "a smaller lr, or alpha=1, beta=1.5 (docs"),
+        ({"loc_lr": 0.1}, "a smaller lr, or alpha=1, beta=1.5 (docs"),
+        ({"alpha": 1.0, "beta": 1.5}, "a smaller lr (docs"),
+        ({"local_update": "sgd"}, "a smaller lr, or local_update='glu' (docs"),
+    ],
+)
+def test_a_delay_that_may_diverge_is_told_with_what_helps(how: dict[str, Any], helps: str) -> None:
+    said = log_lines.of_delay(Delay(k=4, warm_up=7, **how))
+    assert "may diverge" in said
+    assert helps in said
+    assert "smaller loc_lr" not in said
 
 
 def test_servers_are_told_with_what_is_not_planned_for_them() -> None:
