@@ -7,8 +7,11 @@ much each message is late. So the steps at which ranks ask and agree are known.
 from __future__ import annotations
 
 import copy
+import os
 import re
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from syncopate.artifacts.cluster import Cluster
 from syncopate.calibration import probing
 from syncopate.collectives import Communicator
-from syncopate.engine.selfplan import watch
+from syncopate.engine.selfplan import cache, watch
 from syncopate.engine.selfplan.slowdown import PATIENCE, QUIET, REFERENCE
 from syncopate.errors import EngineError
 from syncopate.recipe import Recipe
@@ -104,7 +107,7 @@ class _Watched(SelfPlanned):
         began: after how many steps each planning had begun.
     """
 
-    def __init__(self, rank: int, **options: Any) -> None:
+    def __init__(self, rank: int, batch_s: float = BATCH_S, **options: Any) -> None:
         watch.WINDOW_S = 0.0
         at_any_price()
         super().__init__(rank, plan="wfbp", channels=1, exchange="allreduce", **options)
@@ -114,7 +117,8 @@ class _Watched(SelfPlanned):
         readiness = self.engine.readiness
         readiness.clock.stamp = readiness._stamp = self.clock
         self.link = readiness.communicator = _LateLink(readiness.communicator, self.clock)
-        self.batch_s, self.steps = BATCH_S, 0
+        readiness.exchange.communicator = self.link
+        self.batch_s, self.steps = batch_s, 0
         self.began: list[int] = []
         self._planned = True
         self.until(lambda: not self.engine.planning)
@@ -388,6 +392,26 @@ def test_a_link_that_turns_slow() -> None:
     _same_everywhere(_a_link_that_turns_slow, 2, 2)
 
 
+def _a_kept_plan(rank: int, world_size: int) -> list[int]:
+    """It is compared with what it takes in this run, and the file stays as it is."""
+    with tempfile.TemporaryDirectory() as folder, stderr() as log:
+        os.environ[cache.VARIABLE] = folder  # rank 0 alone looks into its own
+        _Watched(rank, cluster=CLUSTER).close()
+        files = {path: path.read_bytes() for path in Path(folder).iterdir()}
+        assert len(files) == (rank == 0)
+        pair = _Watched(rank, cluster=CLUSTER, batch_s=8 * BATCH_S)
+        assert pair.buckets == 8
+        pair.train_on(REFERENCE + 20)
+        pair.link.start_s = 32 * START_S
+        pair.plan_again()
+        assert pair.buckets == 1
+        pair.check(tolerance=0)
+        pair.close()
+        assert {path: path.read_bytes() for path in Path(folder).iterdir()} == files
+    assert log.getvalue().count("DDP's buckets (1 bucket) replaces ideal overlap") == (rank == 0)
+    return pair.began
+
+
 @pytest.mark.parametrize(
     ("case", "ranks", "times"),
     [
@@ -396,6 +420,7 @@ def test_a_link_that_turns_slow() -> None:
         pytest.param(_ranks_that_run_out_of_inputs, 2, 1, id="ranks that run out of inputs"),
         pytest.param(_several_optimizers_that_defer, 2, 1, id="several optimizers that defer"),
         pytest.param(_a_plan_of_the_user_s, 2, 0, id="a plan of the user's"),
+        pytest.param(_a_kept_plan, 2, 1, id="a kept plan"),
     ],
 )
 def test_all_plan_at_the_same_step_or_none(
