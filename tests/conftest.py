@@ -82,6 +82,7 @@ FULL = {
     f"{_RANKS}/exchange/test_parts.py": "tensors in parts, in every exchange",
     f"{_RANKS}/paramserver/test_capture.py": "traces of servers",
     f"{_RANKS}/engine/test_selfplan.py::test_outcomes": "every end of self-planning",
+    f"{_RANKS}/engine/test_replan.py::test_all_plan": "every reason to plan again",
     f"{_RANKS}/engine/test_equivalence.py::{_LIKE_DDP}[4": "2 ranks are in a newcomer's run",
     f"{_RANKS}/ddp/test_failure.py": "faults",
     f"{_RANKS}/ddp/test_like_ddp.py::test_programs_do": "every habit of a script in DDP",

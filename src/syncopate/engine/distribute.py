@@ -117,7 +117,8 @@ def distribute(
     outside ``no_sync`` begins with rank 0's buffers.
 
     Without a plan, training measures itself on the way and settles on the fastest of several plans,
-    which the next run starts with. It logs what it does.
+    which the next run starts with. Where steps become slower later, it measures again. It logs what
+    it does.
 
     Args:
         model: on its device; the same on every rank.

@@ -137,7 +137,7 @@ class Engine:
     def install(self, plan: Plan) -> None:
         """Train by ``plan`` from the next forward on; every rank calls it, between iterations.
 
-        A self-planning that is still going on ends.
+        A self-planning that is still going on ends, and none begins again.
 
         Raises:
             PlanError: it is for another model or rank count.
@@ -155,6 +155,7 @@ class Engine:
         if self.servers is not None:
             self.servers.require_delay(plan.delay)
         self._stop_planning()
+        self._readiness.watch = None
         self.delay = plan.delay or plan.local_sgd
         self.adopt(plan)
 

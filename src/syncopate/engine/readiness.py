@@ -55,7 +55,7 @@ from syncopate.engine.exchange.base import Exchange
 from syncopate.engine.exchange.parts import Missing
 from syncopate.engine.model import ownership
 from syncopate.engine.model.state import Buffers
-from syncopate.engine.step import Move, State, Step
+from syncopate.engine.step import Move, State, Step, Watch
 from syncopate.engine.torch_compat import (
     NO_BACKWARD,
     at_end_of_backward,
@@ -83,6 +83,7 @@ class Readiness:
             rank alike, and so free to communicate.
         communicator: as given, or of more channels since.
         announce: called before each exchange, where ranks may run out of inputs.
+        watch: sees every step, and asks for a new plan; None where no plan is watched.
         clock: stamps the steps.
     """
 
@@ -97,6 +98,7 @@ class Readiness:
         self.listeners: list[Callable[[Step], None]] = []
         self.communicator = communicator
         self.announce: Callable[[Move], None] | None = None
+        self.watch: Watch | None = None
         self._present: Sequence[int] = range(communicator.world_size)
         self.clock = clock_for(trainables[0].parameter.device)
         self._stamp = self.clock.stamp
@@ -152,7 +154,7 @@ class Readiness:
         """Take every hook off the parameters."""
         self._accumulators.remove()
         self._exchanged.clear()
-        self.listeners = []
+        self.listeners, self.watch = [], None
         self._state = State.IDLE
 
     def _hook(self, index: int) -> Hook:
@@ -255,6 +257,8 @@ class Readiness:
         if state == State.SKIP:
             at_end_of_backward(self._end_skip)
             return
+        if self.watch is not None and self.watch.due and self.announce is None:
+            self.watch.begin()
         if state == State.SYNC:
             self._ready[:] = bytes(len(self._ready))
         else:
@@ -307,7 +311,8 @@ class Readiness:
         note = None
         if self._next == len(self._buckets):
             failed = failed or self._owes_failure
-            note = Note(unreached, failed, len(self._unreached))
+            asks = self.watch is not None and self.watch.asks and self.announce is None
+            note = Note(unreached, failed, len(self._unreached), asks)
             self._owes_failure = False
             self._unreached.clear()
         self.exchange.push(bucket, note, empty=empty)
@@ -382,16 +387,14 @@ class Readiness:
                 self.exchange.restore(missing)
             self.exchange.handed_out()
         self._heed(said)
+        said.require_same_step(self._present)
 
     def _heed(self, said: Said) -> None:
-        """Act on the ranks' reports, on every rank alike.
-
-        Raises:
-            EngineError: a backward failed, or never began.
-        """
+        """Act on what the ranks say beside their gradients, on every rank alike."""
         if said.appeared:
             self._module_buffers.wake()
-        said.require_same_step(self._present)
+        if said.asking and self.watch is not None:
+            self.watch.hear(said.asking)
 
     def _abandon(self) -> None:
         """Finish a backward that raised half-way ([Note: A backward that raises])."""
@@ -430,8 +433,7 @@ class Readiness:
         said = self.exchange.wait()
         self._kept[:] = bytes(len(self._kept))
         self.exchange.handed_out()
-        if said.appeared:
-            self._module_buffers.wake()
+        self._heed(said)
 
     # -- ranks that run out of inputs -----------------------------------------------------------
 
@@ -505,6 +507,8 @@ class Readiness:
         step.waits, step.updates = self.exchange.traffic.taken()
         if not self.exchange.ends_with_backward:
             step.closing, step.update = step.update, None
+        if self.watch is not None:
+            self.watch(step)
         if not self.listeners:
             return
         step.end = self._stamp()

@@ -145,6 +145,27 @@ class Step:
         )
 
 
+class Watch(Protocol):
+    """Sees every step of a plan that has settled, and says when ranks shall plan again.
+
+    Attributes:
+        asks: whether this rank asks for a new plan, in what it says with its next gradients.
+        due: whether enough ranks have asked, in a message that every rank has read.
+    """
+
+    asks: bool
+    due: bool
+
+    def __call__(self, step: Step) -> None:
+        """Take a step that is over on this rank; it has no stamp of its end."""
+
+    def hear(self, asking: Sequence[int]) -> None:
+        """Take the ranks that asked; every rank hears the same, at the same step."""
+
+    def begin(self) -> None:
+        """Begin to plan, with the step whose backward begins; every rank does."""
+
+
 class StepRecorder:
     """Listens to steps and notes their events, once all that was launched in them is over.
 

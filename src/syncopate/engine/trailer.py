@@ -3,7 +3,7 @@
 Behind the gradients of the last bucket travel, in this order:
 
 - one element per parameter: on how many ranks this backward reached it;
-- one element per rank: 1 when its backward failed half-way;
+- one element per rank: 1 when its backward failed half-way, 2 when it asks for a new plan;
 - one element per rank: how many of its forwards this backward did not reach;
 - one element: 1 when a model without buffers has one now;
 - the module's buffers: one rank, the source, contributes its values and every other rank negative
@@ -21,7 +21,7 @@ is needed only when they have changed: :class:`~syncopate.engine.model.state.Buf
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -37,6 +37,25 @@ from syncopate.errors import EngineError
 _MOST_FORWARDS = 256
 """What even bfloat16 counts exactly."""
 
+_FAILED, _ASKS = 1, 2
+"""What a rank writes in its element."""
+
+
+class Note(NamedTuple):
+    """A rank's report on its backward, which travels with its gradients.
+
+    Attributes:
+        unreached: indices of the parameters that its backward did not reach.
+        failed: whether its backward failed.
+        forwards: how many of its forwards had no part in this backward.
+        asks: whether it asks for a new plan.
+    """
+
+    unreached: Sequence[int] = ()
+    failed: bool = False
+    forwards: int = 0
+    asks: bool = False
+
 
 class Said(NamedTuple):
     """The ranks' reports in a trailer, besides their buffers.
@@ -45,11 +64,13 @@ class Said(NamedTuple):
         failed: ranks whose backward failed.
         unreached: per rank, how many of its forwards had no part in this backward.
         appeared: whether the source has buffers where the model had none.
+        asking: ranks that ask for a new plan.
     """
 
     failed: list[int]
     unreached: list[int]
     appeared: bool
+    asking: Sequence[int] = ()
 
     @property
     def is_sound(self) -> bool:
@@ -131,24 +152,17 @@ class Trailer:
             self._trailer[self._head :], [rider.numel() for rider in self._riders]
         )
 
-    def fill(
-        self, unreached: Iterable[int] = (), *, failed: bool = False, forwards: int = 0
-    ) -> None:
-        """Write this rank's contribution, just before the last bucket is launched.
-
-        Args:
-            unreached: indices of the parameters that this rank's backward did not reach.
-            failed: whether this rank's backward failed.
-            forwards: how many forwards had no part in this backward.
-        """
+    def fill(self, note: Note) -> None:
+        """Write this rank's contribution, just before the last bucket is launched."""
         head = self._trailer[: self._head]
         head.copy_(self._template)
-        for index in unreached:
+        for index in note.unreached:
             head[index] = 0
-        if failed:
-            head[self._parameters + self._rank] = 1
-        if forwards:
-            head[self._parameters + self._world_size + self._rank] = min(forwards, _MOST_FORWARDS)
+        if note.failed or note.asks:
+            head[self._parameters + self._rank] = _FAILED if note.failed else _ASKS
+        if note.forwards:
+            counted = min(note.forwards, _MOST_FORWARDS)
+            head[self._parameters + self._world_size + self._rank] = counted
         if self._rank != self._buffers.source:
             self._trailer[self._head :].fill_(-0.0)
             return
@@ -189,22 +203,9 @@ class Trailer:
             flags, copied = late
             copied.synchronize()
         *counts, appeared = (int(flag) for flag in flags.tolist())
-        failed = [rank for rank, flag in enumerate(counts[: self._world_size]) if flag]
-        return Said(failed, counts[self._world_size :], bool(appeared))
-
-
-class Note(NamedTuple):
-    """A rank's report on its backward, which travels with its gradients.
-
-    Attributes:
-        unreached: indices of the parameters that its backward did not reach.
-        failed: whether its backward failed.
-        forwards: how many of its forwards had no part in this backward.
-    """
-
-    unreached: Sequence[int] = ()
-    failed: bool = False
-    forwards: int = 0
+        failed = [rank for rank, flag in enumerate(counts[: self._world_size]) if flag == _FAILED]
+        asking = [rank for rank, flag in enumerate(counts[: self._world_size]) if flag == _ASKS]
+        return Said(failed, counts[self._world_size :], bool(appeared), asking)
 
 
 class Notes:
@@ -234,7 +235,7 @@ class Notes:
 
     def write(self, note: Note) -> None:
         """Write this rank's report, before the last bucket is launched."""
-        self._trailer.fill(note.unreached, failed=note.failed, forwards=note.forwards)
+        self._trailer.fill(note)
 
     def send(self) -> None:
         """Launch it behind the last bucket, unless it is on its way."""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import os
 import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,26 +17,25 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
 
-from syncopate.artifacts.cluster import Cluster
 from syncopate.calibration import probing
 from syncopate.engine.selfplan import cache, contest, payback, phases
 from syncopate.engine.selfplan.ddp_buckets import first_plan
 from syncopate.engine.selfplan.stepwise import Stepwise
 from syncopate.errors import CalibrationError
 from tests.children import HANGS_S, environment
-from tests.multiprocess.engine.cases import TIMEOUT_S, Pair, data, distribute, plan_of
+from tests.multiprocess.engine.cases import TIMEOUT_S, data, distribute, plan_of
+from tests.multiprocess.engine.selfplan_cases import (
+    CLUSTER,
+    EVERYTHING,
+    MOST_STEPS,
+    SelfPlanned,
+    at_any_price,
+    small_model,
+    stderr,
+)
 from tests.multiprocess.harness import run_ranks
 
-MOST_STEPS = 5000
-EVERYTHING = 1e9
-"""A share of the time that lets nothing wait: steps here take milliseconds."""
 BEGINS = r"syncopate: begins on DDP's buckets, measures along the way .* after some \d+ steps"
-
-
-def _model() -> nn.Module:
-    return nn.Sequential(
-        nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 16), nn.Linear(16, 2)
-    )
 
 
 class _Ahead(nn.Module):
@@ -54,68 +51,6 @@ class _Ahead(nn.Module):
             target = self.head(inputs.new_ones(1, 16))
         return self.head(self.body(inputs)) - target
 
-
-class _SelfPlanned(Pair):
-    """A pair whose Syncopate half plans for itself."""
-
-    def __init__(self, rank: int, **options: Any) -> None:
-        super().__init__(rank, _model)
-        model, optimizer = self.model, self.optimizer
-        model.syncopate.detach()
-        self.model, self.optimizer = distribute(model, optimizer, timeout_s=TIMEOUT_S, **options)
-
-    def train(self, rank: int, steps: int) -> None:
-        for step in range(steps):
-
-            def train(model: Any, optimizer: Any, step: int = step) -> None:
-                optimizer.zero_grad()
-                with model.no_sync():
-                    model(data(rank, 2 * step, 4, 8)).square().mean().backward()
-                model(data(rank, 2 * step + 1, 4, 8)).square().mean().backward()
-                optimizer.step()
-
-            self.run(train)
-            # What a rank does between its steps is its own affair.
-            self.model.eval()
-            for _ in range(step % 3 + rank):
-                with torch.no_grad():
-                    self.model(data(rank, 0, 4, 8))
-                self.model(data(rank, 0, 4, 8)).sum()
-            self.model.train()
-
-    def settle(self, rank: int) -> int:
-        """Train until self-planning is over; return after how many steps."""
-        for step in range(1, MOST_STEPS):
-            self.train(rank, 1)
-            if not self.model.syncopate.planning:
-                return step
-        raise AssertionError(f"still planning after {MOST_STEPS} steps")
-
-    def forge(self, ddp_s: float, plan_s: float) -> None:
-        """Let this rank's clock say that steps take so long, by the plan at work."""
-        engine = self.model.syncopate
-        # A forged clock says nothing of what could be gained.
-        phases.least_step_s = lambda *_: 0.0
-
-        def between_s(_: Any, __: Any) -> float:
-            return plan_s if engine.plan.policy == "wfbp" else ddp_s
-
-        engine.readiness.clock.between_s = between_s
-
-
-@contextmanager
-def _stderr() -> Iterator[io.StringIO]:
-    log, before = io.StringIO(), sys.stderr
-    sys.stderr = log
-    logging.getLogger("syncopate").handlers.clear()
-    try:
-        yield log
-    finally:
-        sys.stderr = before
-        logging.getLogger("syncopate").handlers.clear()
-
-
-CLUSTER = Cluster.flat(2, latency_s=1e-5, bandwidth_bytes_per_s=1e9)
 
 Outcome = tuple[str, int, str, Any]
 
@@ -135,8 +70,8 @@ def _forged(
     rank: int, world_size: int, ddp_s: tuple[float, ...], plan_s: tuple[float, ...]
 ) -> Outcome:
     payback.SHARE = EVERYTHING
-    with _stderr() as log:
-        pair = _SelfPlanned(rank, cluster=CLUSTER, plan="wfbp", channels=2, exchange="allreduce")
+    with stderr() as log:
+        pair = SelfPlanned(rank, cluster=CLUSTER, plan="wfbp", channels=2, exchange="allreduce")
         pair.forge(ddp_s[rank], plan_s[rank])
         pair.settle(rank)
         pair.train(rank, 2)
@@ -149,15 +84,10 @@ def _forged(
     return plan.policy, len(plan.buckets), log.getvalue(), engine.workload
 
 
-def _at_any_price() -> None:
-    payback.SHARE = EVERYTHING
-    phases.least_step_s = lambda *_: 0.0
-
-
 def _measures_everything_itself(rank: int, world_size: int) -> None:
-    _at_any_price()
-    with _stderr() as log:
-        pair = _SelfPlanned(rank)
+    at_any_price()
+    with stderr() as log:
+        pair = SelfPlanned(rank)
         steps = pair.settle(rank)
         pair.train(rank, 2)
         pair.check(tolerance=1e-3)
@@ -178,7 +108,7 @@ def _measures_everything_itself(rank: int, world_size: int) -> None:
 
 
 def _knows_what_forward_uses_first_and_what_stays_whole(rank: int, world_size: int) -> None:
-    _at_any_price()
+    at_any_price()
     for make, whole in ((torch.optim.SGD, ()), (torch.optim.Adafactor, (0, 1))):
         model: Any = _Ahead()
         optimizer = make(model.parameters(), lr=0.01)
@@ -198,14 +128,14 @@ def _knows_what_forward_uses_first_and_what_stays_whole(rank: int, world_size: i
 
 
 def _keeps_training_when_planning_fails(rank: int, world_size: int) -> None:
-    _at_any_price()
+    at_any_price()
 
     def fail(*_: Any, **__: Any) -> None:
         raise CalibrationError("the network is made of string")
 
     before, probing.probe = probing.probe, fail
-    with _stderr() as log:
-        pair = _SelfPlanned(rank)
+    with stderr() as log:
+        pair = SelfPlanned(rank)
         pair.settle(rank)
         pair.train(rank, 2)
         pair.check(tolerance=1e-3)
@@ -216,9 +146,9 @@ def _keeps_training_when_planning_fails(rank: int, world_size: int) -> None:
 
 
 def _is_ended_by_an_install(rank: int, world_size: int) -> None:
-    _at_any_price()
-    with _stderr():
-        pair = _SelfPlanned(rank)
+    at_any_price()
+    with stderr():
+        pair = SelfPlanned(rank)
         # In the midst of probing, whose thread must not outlive it.
         phases.PORTION = 1e-9
         for _ in range(MOST_STEPS):
@@ -240,8 +170,8 @@ def _is_ended_by_an_install(rank: int, world_size: int) -> None:
 def _leaves_alone_what_cannot_be_better(rank: int, world_size: int) -> None:
     payback.SHARE = EVERYTHING
     phases.least_step_s = lambda *_: 1e9
-    with _stderr() as log:
-        pair = _SelfPlanned(rank, cluster=CLUSTER)
+    with stderr() as log:
+        pair = SelfPlanned(rank, cluster=CLUSTER)
         pair.settle(rank)
         assert pair.model.syncopate.plan.policy == "threshold"
         assert ("of what any plan can reach" in log.getvalue()) == (rank == 0)
@@ -288,7 +218,7 @@ def test_outcomes(case: Callable[[int, int], None]) -> None:
 def _weights(rank: int, **options: Any) -> tuple[Any, list[Tensor]]:
     """Train some steps; return the plan before the first of them, and the weights."""
     torch.manual_seed(0)
-    model = _model()
+    model = small_model()
     model, optimizer = distribute(
         model, torch.optim.SGD(model.parameters(), lr=0.1), timeout_s=TIMEOUT_S, **options
     )
@@ -305,20 +235,20 @@ def _weights(rank: int, **options: Any) -> tuple[Any, list[Tensor]]:
 def _kept(rank: int, world_size: int, folder: str) -> None:
     os.environ[cache.VARIABLE] = folder
     payback.SHARE = EVERYTHING
-    with _stderr() as log:
-        pair = _SelfPlanned(rank, cluster=CLUSTER, plan="wfbp", channels=1, exchange="allreduce")
+    with stderr() as log:
+        pair = SelfPlanned(rank, cluster=CLUSTER, plan="wfbp", channels=1, exchange="allreduce")
         pair.forge(0.2, 0.1)
         pair.settle(rank)
         chosen = pair.model.syncopate.plan
         pair.close()
         assert (f"the next run starts with it ({folder}" in log.getvalue()) == (rank == 0)
     options = {"cluster": CLUSTER, "plan": "wfbp", "channels": 1, "exchange": "allreduce"}
-    with _stderr() as log:
+    with stderr() as log:
         first, second = _weights(rank, **options), _weights(rank, **options)
         assert first[0] == second[0] == chosen
         assert all(torch.equal(a, b) for a, b in zip(first[1], second[1], strict=True))
         assert ("cache=False measures again" in log.getvalue()) == (rank == 0)
-    with _stderr() as log:
+    with stderr() as log:
         # Kept for what was asked, and for nothing else.
         for other in (
             {**options, "plan": "single"},
@@ -332,13 +262,13 @@ def _kept(rank: int, world_size: int, folder: str) -> None:
 
 
 def _tensors() -> list[tuple[str, int, str]]:
-    return [(name, p.numel(), "float32") for name, p in _model().named_parameters()]
+    return [(name, p.numel(), "float32") for name, p in small_model().named_parameters()]
 
 
 def _depends_on_no_clock(rank: int, world_size: int, kept: Any, options: dict[str, Any]) -> None:
     safe = first_plan("Sequential", _tensors(), world_size)
-    with _stderr() as log:
-        pair = _SelfPlanned(rank, deterministic=True)
+    with stderr() as log:
+        pair = SelfPlanned(rank, deterministic=True)
         assert not pair.model.syncopate.planning
         pair.train(rank, 30)
         assert pair.model.syncopate.plan == replace(safe, model=pair.model.syncopate.plan.model)
@@ -352,8 +282,8 @@ def _depends_on_no_clock(rank: int, world_size: int, kept: Any, options: dict[st
         assert _weights(rank, **options)[0] == kept
     finally:
         torch.use_deterministic_algorithms(False)
-    with _stderr():
-        pair = _SelfPlanned(rank, deterministic=False)
+    with stderr():
+        pair = SelfPlanned(rank, deterministic=False)
         assert pair.model.syncopate.planning
         pair.close()
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.collectives.messages.piggyback import riding_bytes
 from syncopate.engine.model.state import Buffers
-from syncopate.engine.trailer import Trailer
+from syncopate.engine.trailer import Note, Trailer
 
 RANKS = 3
 PARAMETERS = 4
@@ -46,7 +46,9 @@ def _buffers(module: nn.Module) -> Buffers:
     return buffers
 
 
-def _exchange(dtype: torch.dtype, unreached: list[list[int]], failed: list[int]) -> list:
+def _exchange(
+    dtype: torch.dtype, unreached: list[list[int]], failed: list[int], asking: list[int]
+) -> list:
     """Play the ranks in one process: fill every trailer, sum, deliver."""
     ranks = []
     for rank in range(RANKS):
@@ -60,7 +62,8 @@ def _exchange(dtype: torch.dtype, unreached: list[list[int]], failed: list[int])
         ranks.append((module, trailer, memory, buffers))
     for step in range(2):  # the second exchange starts from what the first left behind
         for rank, (_, trailer, *_) in enumerate(ranks):
-            trailer.fill(unreached[rank], failed=rank in failed and step == 1, forwards=100 * rank)
+            fails = rank in failed and step == 1
+            trailer.fill(Note(unreached[rank], fails, forwards=100 * rank, asks=rank in asking))
         total = reduce(torch.add, [memory for _, _, memory, _ in ranks])
         for _, trailer, memory, _ in ranks:
             memory.copy_(total)
@@ -75,7 +78,7 @@ def _exchange(dtype: torch.dtype, unreached: list[list[int]], failed: list[int])
 )
 def test_buffers_arrive_bit_by_bit(dtype: torch.dtype) -> None:
     source = _Stateful(0)
-    for module, _, _, buffers in _exchange(dtype, [[]] * RANKS, []):
+    for module, _, _, buffers in _exchange(dtype, [[]] * RANKS, [], []):
         large = set(buffers.loose)
         assert {"huge", "table"} <= large
         for name, buffer in module.named_buffers():
@@ -91,11 +94,12 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a, b)
 
 
-def test_reached_and_failed() -> None:
+def test_reached_failed_and_asking() -> None:
     unreached = [[0, 1], [0, 2], [0, 1, 2]]
-    for _, trailer, *_ in _exchange(torch.bfloat16, unreached, [1, 2]):
+    for _, trailer, *_ in _exchange(torch.bfloat16, unreached, [1, 2], [0, 2]):
         assert trailer.reached() == [False, True, True, True]
-        assert trailer.said() == ([1, 2], [0, 100, 200], False)
+        # One that failed has no time to ask.
+        assert trailer.said() == ([1, 2], [0, 100, 200], False, [0])
 
 
 def test_buffers_are_found_wherever_the_module_puts_them() -> None:
@@ -129,7 +133,7 @@ def test_a_buffer_that_changed_its_form_rides_no_more() -> None:
     sender.brains = torch.ones(9)
     sender.signs = torch.tensor([1, 2, 3], dtype=torch.int8)
     for _, _, trailer, _ in ranks:
-        trailer.fill()
+        trailer.fill(Note())
     total = ranks[0][3] + ranks[1][3]
     for _, _, trailer, memory in ranks:
         memory.copy_(total)
@@ -164,10 +168,10 @@ def test_buffers_of_a_module_that_had_none() -> None:
     buffers = Buffers(module)
     trailer = Trailer(1, 0, 1, buffers, torch.float32)
     trailer.attach(torch.zeros(trailer.elements))
-    trailer.fill()
+    trailer.fill(Note())
     assert not trailer.said().appeared
     module.register_buffer("late", torch.ones(1))
-    trailer.fill()
+    trailer.fill(Note())
     assert trailer.said().appeared
     assert not Buffers(module, shared=False).kept
 
@@ -177,7 +181,7 @@ def test_delivery_is_no_modification_to_autograd() -> None:
     trailer = Trailer(1, 1, 2, _buffers(norm), torch.float32)
     trailer.attach(torch.zeros(trailer.elements))
     loss = norm(torch.randn(4, 3, requires_grad=True)).square().sum()
-    trailer.fill()
+    trailer.fill(Note())
     trailer.deliver()
     loss.backward()
     assert norm.running_mean.tolist() == [0.0, 0.0, 0.0]

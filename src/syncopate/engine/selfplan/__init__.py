@@ -7,4 +7,7 @@ are its parts: what the user asks (``wishes``), DDP's buckets (``ddp_buckets``),
 (``contest``), what that cost (``payback``), plans that were kept (``cache``), and the log
 (``log_lines``). Held steps that measure (``sampling``) and the plans that compete (``proposals``)
 are made in a process of its own (``planner_process``).
+
+Afterwards each rank watches its steps (``watch``). Where they have become slower by the rule of
+``slowdown``, all ranks plan ``again``.
 """

@@ -11,11 +11,12 @@ folder. Only rank 0 reads and writes it.
 
 from __future__ import annotations
 
+import datetime
 import glob
 import hashlib
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar
 
@@ -25,6 +26,7 @@ from syncopate.artifacts.artifact import Artifact, Record
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import Plan
 from syncopate.artifacts.workload import Workload
+from syncopate.engine.selfplan.contest import Contender
 from syncopate.errors import ArtifactError
 
 VARIABLE = "SYNCOPATE_CACHE"
@@ -127,6 +129,41 @@ def _loaded(path: Path) -> Settled | None:
     except ArtifactError as error:
         _LOGGER.warning("the kept plan is not used: %s", error)
         return None
+
+
+def keep(
+    facts: dict[str, str],
+    best: Contender,
+    ddp: Contender,
+    measured: tuple[Workload, Cluster],
+    contest: Iterable[Contender],
+) -> Path | None:
+    """Write the plan that stays and what it rests on; return the file, None where nothing is kept.
+
+    Args:
+        facts: what it is good for.
+        best: the plan, with its samples.
+        ddp: DDP's buckets, likewise.
+        measured: the model and the machines.
+        contest: all contenders.
+    """
+    workload, cluster = measured
+    return write(
+        Settled(
+            facts=facts,
+            plan=best.plan,
+            name=best.name,
+            step_s=best.step_s,
+            ddp_step_s=ddp.step_s,
+            workload=workload,
+            cluster=cluster,
+            date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            contest=tuple(
+                Turns(name=one.name, plan=one.plan, samples_s=tuple(one.samples_s))
+                for one in contest
+            ),
+        )
+    )
 
 
 def write(settled: Settled) -> Path | None:

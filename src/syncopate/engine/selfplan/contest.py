@@ -2,8 +2,9 @@
 
 [Note: rounds] In every round each plan trains for a turn of some steps, of which the first two are
 not counted: in them the memory of the plan before goes and that of this one comes. After each round
-the slower half drops out, and what is far behind; turns become longer. DDP's buckets never drop
-out: the winner has to beat them beyond noise, by the rule of ``costs/decisions``, or they stay.
+the slower half drops out, and what is far behind; turns become longer. The defender never drops
+out: the winner has to beat it beyond noise, by the rule of ``costs/decisions``, or it stays. That
+is the plan before, where a training plans again, or else DDP's buckets.
 
 [Note: one figure per step] Ranks leave a step one after the other, and a rank that is late in one
 is early in the next. The mean over ranks of a step's duration does not lean to either side, and the
@@ -20,6 +21,9 @@ from syncopate.artifacts.cluster import robust_mean
 from syncopate.artifacts.plan import Plan
 from syncopate.costs.decide.noise import longer_beyond_noise
 from syncopate.engine.selfplan.ddp_buckets import DDP
+
+BEFORE = "the plan before"
+"""What the plan is called that a training went by until it planned again."""
 
 IDEAL = "ideal overlap"
 """The plan that the interference is read off."""
@@ -87,15 +91,22 @@ def _messages(plan: Plan) -> list[tuple[object, ...]]:
     return found
 
 
+def defender(contenders: Sequence[Contender]) -> Contender:
+    """Return the plan that stays unless another is faster; see [Note: rounds]."""
+    by_name = {one.name: one for one in contenders}
+    return by_name.get(BEFORE) or by_name[DDP]
+
+
 def faster_half(contenders: Sequence[Contender]) -> list[Contender]:
-    """Return DDP's buckets and the faster half of the others, rounded up, one at least.
+    """Return the defender and the faster half of the others, rounded up, one at least.
 
     Of that half go those that are far slower than the best and beyond noise.
     """
-    others = sorted((one for one in contenders if one.name != DDP), key=lambda one: one.step_s)
+    defends = defender(contenders)
+    others = sorted((one for one in contenders if one is not defends), key=lambda one: one.step_s)
     half = others[: (len(others) + 1) // 2]
     kept = [one for one in half if not _hopeless(one, half[0])]
-    return [one for one in contenders if one.name == DDP or one in kept]
+    return [one for one in contenders if one is defends or one in kept]
 
 
 def _hopeless(one: Contender, best: Contender) -> bool:
@@ -106,18 +117,18 @@ def _hopeless(one: Contender, best: Contender) -> bool:
 
 
 def winner(contenders: Sequence[Contender], exchange: str | None = None) -> Contender:
-    """Return the fastest contender that beats DDP's buckets beyond noise, or DDP's buckets.
+    """Return the fastest contender that beats the defender beyond noise, or the defender.
 
     Args:
-        contenders: DDP's buckets among them.
+        contenders: the defender among them.
         exchange: the one to train by, where the user wants one; None for whichever is fastest.
     """
-    ddp = next(one for one in contenders if one.name == DDP)
+    defends = defender(contenders)
     wanted = [one for one in contenders if one.plan.exchange == exchange]
     best = min(wanted or contenders, key=lambda one: one.step_s)
-    if wanted and ddp not in wanted:
+    if wanted and defends not in wanted:
         return best
-    return best if longer_beyond_noise(ddp.samples_s, best.samples_s) else ddp
+    return best if longer_beyond_noise(defends.samples_s, best.samples_s) else defends
 
 
 def steps_of(contenders: int) -> int:

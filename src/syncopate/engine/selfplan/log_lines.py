@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from syncopate.artifacts.plan import SERVED, SHARDED, Plan
 from syncopate.delay import GLU, LEAST_WARM_UP, SGD, Delay, LocalSGD
 from syncopate.engine.selfplan import cache
+from syncopate.engine.selfplan.contest import Contender, alike
 from syncopate.engine.selfplan.ddp_buckets import DDP
 from syncopate.engine.selfplan.payback import SHARE, pays_after
+from syncopate.engine.selfplan.slowdown import LINKS
 from syncopate.units import format_count, format_seconds
-
-if TYPE_CHECKING:
-    from syncopate.engine.selfplan.contest import Contender
 
 
 def announcement(steps: int, folder: Path | None) -> str:
@@ -69,6 +68,43 @@ def verdict(best: Contender, ddp: Contender, cost_s: float, why: str = "") -> st
         f"{stays}: kept, {expected}{measured}, {before} {format_seconds(ddp.step_s)}; "
         f"measuring took {format_seconds(cost_s)}{repaid}{state}"
     )
+
+
+def slower(usual_s: float, now_s: float, causes: Sequence[str]) -> str:
+    """Say what steps take, what they took, and what takes longer.
+
+    Args:
+        usual_s: a step before.
+        now_s: a step since.
+        causes: what takes longer, where it is known.
+    """
+    verb = "take" if len(causes) > 1 or LINKS in causes else "takes"
+    because = f" ({' and '.join(causes)} {verb} longer)" if causes else ""
+    return f"steps take {format_seconds(now_s)} where they took {format_seconds(usual_s)}{because}"
+
+
+def replanned(
+    best: Contender, before: Contender, defends: Contender, cost_s: float, why: str = ""
+) -> str:
+    """Say which plan a training goes on with after it planned again.
+
+    Args:
+        best: that plan.
+        before: the plan until then, by its name.
+        defends: the same with its samples of now, or DDP's buckets, if it has the same messages.
+        cost_s: what measuring took.
+        why: why there was no contest, if there was none.
+    """
+    old, new = named(before.name, before.plan), named(best.name, best.plan)
+    stays = alike(best.plan, before.plan)
+    said = f"{old} stays" if stays else f"{new} replaces {old}"
+    if why:
+        return f"{said}: it {why}"
+    said += f", measured {format_seconds(best.step_s)} a step"
+    if stays:
+        return f"{said}, nothing is faster beyond noise"
+    taken = f"measuring took {format_seconds(cost_s)}"
+    return f"{said}, {defends.name} {format_seconds(defends.step_s)}; {taken}"
 
 
 def of_delay(delay: Delay | LocalSGD) -> str:

@@ -15,7 +15,7 @@ All of them train as any other step does; what is measured is what they do anywa
 
 A step that costs time waits until the training has earned it (``payback``); what fits and plans
 runs beside it (``planner_process``). A run for which a plan is kept begins with it (``start``), and
-takes none of these steps.
+takes none of these steps. Where steps become slower later, a training plans again (``again``).
 
 [Note: loaded when needed]
 What probes the network takes as long to load as a step of a small model. So it is loaded when the
@@ -24,12 +24,12 @@ training has earned it, a part in each of some steps: a short run does without.
 
 from __future__ import annotations
 
-import datetime
 import importlib
 import math
 import socket
 import time
 import weakref
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -119,10 +119,19 @@ class SelfPlanner(Stepwise):
         engine: runs the safe plan.
         wishes: what the user asked for.
         facts: what a plan found here is good for; rank 0 needs them.
+        settled: called with the plan that stays and the cluster, as measured.
     """
 
-    def __init__(self, engine: Engine, wishes: Wishes, facts: dict[str, str]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        wishes: Wishes,
+        facts: dict[str, str],
+        settled: Callable[[Contender, Cluster], None],
+    ) -> None:
         super().__init__(engine)
+        self._settled = settled
+        self._before: dict[str, Plan] = {}
         self._model = engine.model_name
         self._wishes = wishes
         self._cluster = wishes.cluster
@@ -161,21 +170,33 @@ class SelfPlanner(Stepwise):
 
     def _run(self) -> Phases[None]:
         try:
-            warm = yield from self._steps(WARMUP)
-            self._costs = Costs()
-            step_s = self._agreed(self._durations(warm[1:])[-1])
-            self._budget.step_s = step_s
-            self._held_s = HELD_SHARE * step_s
-            self._announce(step_s)
-            yield from self._begin_aside()
-            yield from self._try_unmeasured()
-            yield from self._plan(step_s)
+            yield from self._course()
         except CollectiveError:
             raise
         except SyncopateError as error:
-            engine = self._engine
-            engine.adopt(safe_plan(self._model, engine.tensors, engine.communicator.world_size))
-            self._say(f"stays on DDP's buckets, because planning failed: {error}")
+            self._fail(error)
+
+    def _course(self) -> Phases[None]:
+        step_s = yield from self._warm_up()
+        self._announce(step_s)
+        yield from self._begin_aside()
+        yield from self._try_unmeasured()
+        yield from self._plan(step_s)
+
+    def _warm_up(self) -> Phases[float]:
+        """Return what a step takes."""
+        warm = yield from self._steps(WARMUP)
+        self._costs = Costs()
+        step_s = self._agreed(self._durations(warm[1:])[-1])
+        self._budget.step_s = step_s
+        self._held_s = HELD_SHARE * step_s
+        return step_s
+
+    def _fail(self, error: SyncopateError) -> None:
+        """Train on without a plan of its own."""
+        engine = self._engine
+        engine.adopt(safe_plan(self._model, engine.tensors, engine.communicator.world_size))
+        self._say(f"stays on DDP's buckets, because planning failed: {error}")
 
     def _afford(self, cost_s: float) -> Phases[None]:
         """Train on until ``cost_s`` may be spent, by the best plan known so far."""
@@ -286,7 +307,7 @@ class SelfPlanner(Stepwise):
             measured,
             cluster,
             self._wishes.asked,
-            ddp,
+            {DDP: ddp} | self._before,
             Ability(defers=self._engine.defers, shards=self._engine.shardable),
         )
         self._engine.tries_spread = any(one.plan.exchange == SHARDED for one in contenders)
@@ -301,7 +322,7 @@ class SelfPlanner(Stepwise):
         kept = yield from self._answer(
             _EXPLAINED, by_name[best], turns, measured, self._cluster or cluster
         )
-        yield from self._settle(kept, by_name[DDP], "")
+        yield from self._settle(kept, contest.defender(rivals), "")
 
     def _compete(
         self, contenders: list[Contender], measured: Workload, cluster: Cluster
@@ -467,38 +488,28 @@ class SelfPlanner(Stepwise):
 
     # -- what stays, and what is said -----------------------------------------------------------
 
-    def _settle(self, best: Contender, ddp: Contender, why: str) -> Phases[None]:
-        """Train on with ``best``, keep it for the next run, and say so."""
+    def _settle(self, best: Contender, defends: Contender, why: str) -> Phases[None]:
+        """Train on with ``best``, which had to beat ``defends``, and say so."""
         self._meanwhile = best.plan
         self._engine.adopt(best.plan)
-        sharded = yield from self._of_sharded(best)
         assert self._cluster is not None
         self._engine.recording.ran_on(self._cluster)
+        said = yield from self._told(best, defends, why)
+        said += [f"warning: {text}" for text in doubts(self._cluster)]
+        self._say("; ".join(said))
+        self._settled(best, self._cluster)
+
+    def _told(self, best: Contender, ddp: Contender, why: str) -> Phases[list[str]]:
+        """Keep ``best`` for the next run; return what to say."""
+        sharded = yield from self._of_sharded(best)
+        assert self._cluster is not None
         assert self._engine.workload is not None
         path = None
         if self._wishes.cache and self._engine.communicator.rank == 0:
-            path = cache.write(
-                cache.Settled(
-                    facts=self._facts,
-                    plan=best.plan,
-                    name=best.name,
-                    step_s=best.step_s,
-                    ddp_step_s=ddp.step_s,
-                    workload=self._engine.workload,
-                    cluster=self._cluster,
-                    date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-                    contest=tuple(
-                        cache.Turns(name=one.name, plan=one.plan, samples_s=tuple(one.samples_s))
-                        for one in self._contest.values()
-                    ),
-                )
-            )
-        said = [log_lines.verdict(best, ddp, self._costs.beyond(ddp.step_s), why)]
-        if path is not None:
-            said.append(f"the next run starts with it ({path})")
-        said += sharded
-        said += [f"warning: {text}" for text in doubts(self._cluster)]
-        self._say("; ".join(said))
+            measured = (self._engine.workload, self._cluster)
+            path = cache.keep(self._facts, best, ddp, measured, self._contest.values())
+        kept = [f"the next run starts with it ({path})"] if path is not None else []
+        return [log_lines.verdict(best, ddp, self._costs.beyond(ddp.step_s), why), *kept, *sharded]
 
     def _of_sharded(self, best: Contender) -> Phases[list[str]]:
         """Return what to say of the sharded exchange, where it would gain more than noise."""

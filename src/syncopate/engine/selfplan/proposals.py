@@ -15,7 +15,7 @@ added to the prediction of the one that stays.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from msgspec.structs import replace
@@ -24,7 +24,7 @@ from syncopate.artifacts.cluster import Cluster, Interference
 from syncopate.artifacts.plan import ALLREDUCE, DECOUPLED, SHARDED, Plan
 from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.costs.decide.noise import DRIFT
-from syncopate.engine.selfplan.contest import IDEAL, MOST, Ability, Contender, alike
+from syncopate.engine.selfplan.contest import BEFORE, IDEAL, MOST, Ability, Contender, alike
 from syncopate.engine.selfplan.ddp_buckets import DDP, Tensors, safe_plan
 from syncopate.engine.selfplan.wishes import Asked
 from syncopate.errors import UnknownNameError
@@ -137,22 +137,23 @@ def makers(asked: Asked, able: Ability) -> dict[str, Maker]:
 
 
 def proposals(
-    workload: Workload, cluster: Cluster, asked: Asked, ddp: Plan, able: Ability
+    workload: Workload, cluster: Cluster, asked: Asked, known: Mapping[str, Plan], able: Ability
 ) -> list[Contender]:
-    """Return the plans worth a turn, each once, DDP's first.
+    """Return the plans worth a turn, each once, the known ones first.
 
     Args:
         workload: as measured.
         cluster: with curves; its interference is what overlap is taken to cost.
         asked: what the user wants.
-        ddp: DDP's buckets in true ready order.
+        known: those that take a turn in any case, by name: DDP's buckets in true ready order, and
+            the plan before where a training plans again.
         able: what the optimizers allow.
 
     Raises:
         PlanError: no plan can be made.
     """
     workload = with_forward(workload)
-    found = [Contender(DDP, _predicted(ddp, workload, cluster))]
+    found = [Contender(name, _predicted(plan, workload, cluster)) for name, plan in known.items()]
     for name, make in makers(asked, able).items():
         if (plan := make(workload, cluster)) is not None:
             found.append(Contender(name, plan))
@@ -282,15 +283,21 @@ def distinct(contenders: Sequence[Contender]) -> list[Contender]:
 
 
 def promising(contenders: Sequence[Contender]) -> list[Contender]:
-    """Return DDP's buckets and those of the others that are expected to be the fastest."""
-    others = sorted(
-        (one for one in contenders if one.name != DDP), key=lambda one: _expected_s(one.plan)
-    )
-    return [one for one in contenders if one.name == DDP or one in others[:MOST]]
+    """Return what trained so far, and those of the others that are expected to be the fastest."""
+    known = [one for one in contenders if one.name in (DDP, BEFORE)]
+    others = [one for one in contenders if one not in known]
+    others = sorted(others, key=lambda one: _expected_s(one.plan))[:MOST]
+    return [one for one in contenders if one in known or one in others]
 
 
 def _predicted(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
-    prediction = predict(with_forward(workload), plan, cluster)
+    """Return the plan as it is expected to go; as before, where no held step had its algorithm."""
+    try:
+        prediction = predict(with_forward(workload), plan, cluster)
+    except UnknownNameError:
+        if plan.prediction is None:
+            raise
+        return plan
     changed: Plan = replace(plan, prediction=prediction)
     return changed
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import statistics
 from collections.abc import Sequence
+from functools import partial
 from importlib import metadata
 from typing import NamedTuple
 
@@ -15,6 +16,8 @@ from syncopate.artifacts.workload import Workload
 from syncopate.engine import console
 from syncopate.engine.engine import Engine
 from syncopate.engine.selfplan import cache, log_lines
+from syncopate.engine.selfplan.again import watch_over
+from syncopate.engine.selfplan.contest import Contender
 from syncopate.engine.selfplan.ddp_buckets import first_plan
 from syncopate.engine.selfplan.phases import SelfPlanner
 from syncopate.engine.selfplan.stepwise import WARMUP, Phases, Stepwise
@@ -30,12 +33,14 @@ class Kept(NamedTuple):
     """The part of a kept plan that every rank needs.
 
     Attributes:
+        name: which contender it was.
         plan: the plan that stayed.
         workload: the model as measured.
         step_s: what its steps took.
         date: when, in UTC.
     """
 
+    name: str
     plan: Plan
     workload: Workload
     step_s: float
@@ -77,12 +82,12 @@ def start(engine: Engine, wishes: Wishes, hosts: Sequence[str]) -> First:
         return First(safe)
     facts = facts_of(engine, wishes, hosts, safe.fingerprint) if communicator.rank == 0 else {}
     if wishes.cache and (kept := _kept(engine, facts)) is not None:
-        return First(kept.plan, Comparison(engine, kept))
+        return First(kept.plan, Comparison(engine, wishes, kept))
     if wishes.deterministic:
         if communicator.rank == 0:
             console.log(log_lines.DETERMINISTIC)
         return First(safe)
-    return First(safe, SelfPlanner(engine, wishes, facts))
+    return First(safe, SelfPlanner(engine, wishes, facts, partial(watch_over, engine, wishes)))
 
 
 def _safe_exchange(engine: Engine, wishes: Wishes) -> tuple[str, int]:
@@ -101,7 +106,9 @@ def _kept(engine: Engine, facts: dict[str, str]) -> Kept | None:
     """Return the kept plan of an earlier run of this training, on every rank, or None."""
     communicator = engine.communicator
     settled = cache.read(facts) if communicator.rank == 0 else None
-    own = settled and Kept(settled.plan, settled.workload, settled.step_s, settled.date)
+    own = settled and Kept(
+        settled.name, settled.plan, settled.workload, settled.step_s, settled.date
+    )
     kept: Kept | None = communicator.broadcast_object(own)
     if kept is not None:
         kept.plan.require_fit(engine.tensors, communicator.world_size)
@@ -112,16 +119,17 @@ def _kept(engine: Engine, facts: dict[str, str]) -> Kept | None:
 
 
 class Comparison(Stepwise):
-    """Logs a kept plan that is much slower than it was.
+    """Logs a kept plan that is much slower than it was, and watches it from there.
 
     Args:
         engine: on the kept plan.
+        wishes: what the user asked for.
         kept: what it took.
     """
 
-    def __init__(self, engine: Engine, kept: Kept) -> None:
+    def __init__(self, engine: Engine, wishes: Wishes, kept: Kept) -> None:
         super().__init__(engine)
-        self._kept = kept
+        self._wishes, self._kept = wishes, kept
 
     def start(self) -> None:
         """Begin with the engine's next step; every rank calls it."""
@@ -138,6 +146,8 @@ class Comparison(Stepwise):
                 f"{format_seconds(kept.step_s)} on {kept.date}; if batch or network are others "
                 "now, cache=False measures again"
             )
+        # With what this run takes: what it took in another says nothing of a change.
+        watch_over(self._engine, self._wishes, Contender(kept.name, kept.plan), None)
 
 
 def facts_of(

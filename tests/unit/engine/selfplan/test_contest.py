@@ -49,11 +49,12 @@ WORKLOAD = Workload(
     backward_s=0.41,
 )
 DDP = safe_plan("m", [(t.name, t.numel, t.dtype) for t in WORKLOAD.tensors], 4)
+KNOWN = {contest.DDP: DDP}
 
 
 @functools.cache
 def _once(able: Ability, exchange: str | None) -> tuple[Contender, ...]:
-    return tuple(proposals.proposals(WORKLOAD, CLUSTER, Asked(exchange=exchange), DDP, able))
+    return tuple(proposals.proposals(WORKLOAD, CLUSTER, Asked(exchange=exchange), KNOWN, able))
 
 
 def proposed(able: Ability = NOT_ABLE, exchange: str | None = None) -> list[Contender]:
@@ -72,7 +73,7 @@ def test_the_proposals_are_distinct_and_all_are_predicted() -> None:
     # Here every gradient alone is the best plan on two channels, and that of equal buckets.
     assert names[3:] == [proposals.TWO_CHANNELS, proposals.NATIVE_SMALL]
     larger = replace(CLUSTER, curves=(curve("native", 20e-3, 1.3e-8),))
-    names = [one.name for one in proposals.proposals(WORKLOAD, larger, Asked(), DDP, NOT_ABLE)]
+    names = [one.name for one in proposals.proposals(WORKLOAD, larger, Asked(), KNOWN, NOT_ABLE)]
     others = [proposals.TWO_CHANNELS, proposals.EQUAL_TWO_CHANNELS, proposals.NATIVE_SMALL]
     assert names[3:] == others
     for one in found:
@@ -127,7 +128,7 @@ def test_one_plan_needs_no_measurement() -> None:
 
 def test_no_ring_competes_where_none_was_measured() -> None:
     cluster = replace(CLUSTER, curves=CLUSTER.curves[:1])
-    found = proposals.proposals(WORKLOAD, cluster, Asked(exchange="sharded"), DDP, ABLE)
+    found = proposals.proposals(WORKLOAD, cluster, Asked(exchange="sharded"), KNOWN, ABLE)
     assert proposals.SHARDED_PLAN in {one.name for one in found}
     algorithms = {r.algorithm for one in found for b in one.plan.buckets for _, r in b.recipes}
     assert algorithms == {"native"}
@@ -144,14 +145,14 @@ def test_the_exchange_asked_for_stays_even_where_ddp_is_faster() -> None:
 def test_equal_buckets_are_as_small_as_their_start_up_allows() -> None:
     cheap = proposed()[2]
     dear = replace(CLUSTER, curves=(curve("native", 50e-3, 1.3e-8),))
-    few = proposals.proposals(WORKLOAD, dear, Asked(), DDP, NOT_ABLE)[2]
+    few = proposals.proposals(WORKLOAD, dear, Asked(), KNOWN, NOT_ABLE)[2]
     assert len(few.plan.buckets) < len(cheap.plan.buckets) == 21
 
 
 def test_a_policy_that_chooses_exchanges_is_asked_for_one_at_a_time() -> None:
     """An optimizer whose step cannot be deferred gets no plan that defers it."""
     for able, exchanges in ((NOT_ABLE, {"allreduce"}), (ABLE, {"allreduce", "decoupled"})):
-        found = proposals.proposals(WORKLOAD, CLUSTER, Asked("auto"), DDP, able)
+        found = proposals.proposals(WORKLOAD, CLUSTER, Asked("auto"), KNOWN, able)
         assert {one.plan.exchange for one in found} == exchanges
         slowed = replace(CLUSTER, interference=Interference(compute_rate=0.8))
         for one in found:
@@ -161,11 +162,11 @@ def test_a_policy_that_chooses_exchanges_is_asked_for_one_at_a_time() -> None:
 
 
 def test_what_the_user_asked_for_is_all_that_competes_with_ddp() -> None:
-    asked = proposals.proposals(WORKLOAD, CLUSTER, Asked("wfbp", 1), DDP, NOT_ABLE)
+    asked = proposals.proposals(WORKLOAD, CLUSTER, Asked("wfbp", 1), KNOWN, NOT_ABLE)
     assert [one.name for one in asked] == [contest.DDP, contest.IDEAL]
     assert asked[1].plan.policy == "wfbp"
     assert len(asked[1].plan.buckets) == 40
-    both = proposals.proposals(WORKLOAD, CLUSTER, Asked(None, 2), DDP, NOT_ABLE)
+    both = proposals.proposals(WORKLOAD, CLUSTER, Asked(None, 2), KNOWN, NOT_ABLE)
     assert {one.plan.channels for one in both if one.name != contest.DDP} == {2}
 
 
@@ -256,6 +257,40 @@ def test_ddp_has_to_be_beaten_beyond_noise(
     ddp_s: list[float], plan_s: list[float], stays: str
 ) -> None:
     assert contest.winner([rival(contest.DDP, *ddp_s), rival("plan", *plan_s)]).name == stays
+
+
+def test_the_plan_before_defends_itself_where_there_is_one() -> None:
+    before = [rival(contest.DDP, 9.0), rival(contest.BEFORE, 5.0), rival("a", 1.2), rival("b", 1.0)]
+    # DDP's buckets are one of the others.
+    assert [one.name for one in contest.faster_half(before)] == [contest.BEFORE, "a", "b"]
+    close = [
+        rival(contest.DDP, 1.0, 1.0),
+        rival(contest.BEFORE, 1.01, 1.01),
+        rival("a", 0.99, 0.99),
+    ]
+    assert contest.winner(close).name == contest.BEFORE
+    close[0].samples_s[:] = [0.8, 0.8]
+    assert contest.winner(close).name == contest.DDP
+
+
+def test_the_plan_before_takes_part_unless_it_is_one_of_ddp_s() -> None:
+    asked, kept = Asked(), proposed(ABLE)[-1].plan
+    found = proposals.proposals(WORKLOAD, CLUSTER, asked, KNOWN | {contest.BEFORE: kept}, ABLE)
+    assert [one.name for one in found[:2]] == [contest.DDP, contest.BEFORE]
+    assert len([one for one in found if contest.alike(one.plan, kept)]) == 1
+    found = proposals.proposals(WORKLOAD, CLUSTER, asked, KNOWN | {contest.BEFORE: DDP}, ABLE)
+    assert contest.BEFORE not in {one.name for one in found}
+    assert contest.defender(found).name == contest.DDP
+
+
+def test_what_the_plan_before_was_expected_to_take_stands_where_its_algorithm_was_not_held() -> (
+    None
+):
+    kept = proposed(ABLE, "decoupled")[-1].plan
+    native = replace(CLUSTER, curves=CLUSTER.curves[:1])
+    found = proposals.proposals(WORKLOAD, native, Asked(), KNOWN | {contest.BEFORE: kept}, ABLE)
+    assert found[1].name == contest.BEFORE
+    assert found[1].plan == kept
 
 
 def test_the_most_promising_compete_and_ddp_always() -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from syncopate.delay import Delay, LocalSGD
 from syncopate.engine.selfplan import log_lines
-from syncopate.engine.selfplan.contest import Contender
+from syncopate.engine.selfplan.contest import BEFORE, Contender
 from syncopate.engine.selfplan.ddp_buckets import DDP
+from syncopate.engine.selfplan.slowdown import COMPUTATION, LINKS
 from tests.unit import examples
 
 
@@ -20,6 +22,30 @@ def test_a_gain_is_told_with_what_repays_it_and_a_loss_without() -> None:
     assert "measuring took 1.00 s, which 10 more steps repay" in faster
     assert slower.endswith("measuring took 1.00 s")
     assert "None" not in slower
+
+
+def test_what_became_slower_and_what_came_of_it() -> None:
+    assert log_lines.slower(0.1, 0.25, (LINKS,)) == (
+        "steps take 250.00 ms where they took 100.00 ms (messages take longer)"
+    )
+    assert log_lines.slower(0.1, 0.25, (COMPUTATION,)).endswith("(computation takes longer)")
+    both = log_lines.slower(0.1, 0.25, (LINKS, COMPUTATION))
+    assert both.endswith("(messages and computation take longer)")
+    assert log_lines.slower(0.1, 0.25, ()).endswith("100.00 ms")
+
+    old, new = Contender("small", examples.plan()), replace(examples.plan(), channels=2)
+    defends = Contender(BEFORE, old.plan, [0.3])
+    replaced = log_lines.replanned(Contender("large", new, [0.2]), old, defends, 2.0)
+    assert replaced.startswith("large (")
+    assert " replaces small (" in replaced
+    assert replaced.endswith(
+        "measured 200.00 ms a step, the plan before 300.00 ms; measuring took 2.00 s"
+    )
+    stays = log_lines.replanned(defends, old, defends, 2.0)
+    assert stays.startswith("small (")
+    assert stays.endswith("stays, measured 300.00 ms a step, nothing is faster beyond noise")
+    only = log_lines.replanned(Contender(DDP, new, [0.2]), old, defends, 2.0, "is good enough")
+    assert only.endswith(": it is good enough")
 
 
 def test_a_delay_is_told_with_when_it_begins() -> None:
