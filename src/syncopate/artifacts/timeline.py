@@ -33,6 +33,7 @@ from syncopate.units import format_count, format_seconds
 __all__ = [
     "AFTER_PUSHES",
     "ANSWERS",
+    "ASYNCHRONOUS",
     "LANES",
     "OWN_CLUSTER",
     "PAUSES",
@@ -47,13 +48,15 @@ __all__ = [
     "Span",
     "Spans",
     "Timeline",
+    "about_servers",
 ]
 
 SOURCES: tuple[str, ...] = ("measured", "simulated")
 """Where a timeline can come from."""
 
-SERVERS, SYNCHRONOUS = "servers", "synchronous"
-"""What metadata call how parameter servers update, and its value where they wait for all ranks."""
+SERVERS, SYNCHRONOUS, ASYNCHRONOUS = "servers", "synchronous", "asynchronous"
+"""What metadata call how parameter servers update, and its values where they wait for all ranks and
+where they do not."""
 
 SERVER_COUNT = "server_count"
 """What metadata call the number of parameter servers."""
@@ -67,6 +70,11 @@ same name was answered, if it was answered before."""
 
 ANSWERS, TOGETHER = "answers", "together"
 """What metadata call when a push is answered, and its value where servers have all ranks' then."""
+
+
+def about_servers(count: int, *, synchronous: bool) -> dict[str, str]:
+    """Return what metadata say of parameter servers."""
+    return {SERVERS: SYNCHRONOUS if synchronous else ASYNCHRONOUS, SERVER_COUNT: str(count)}
 
 
 class Group(Record, frozen=True, kw_only=True, omit_defaults=True):

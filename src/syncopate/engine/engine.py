@@ -487,7 +487,7 @@ class Engine:
         self._exchange.complete_by(self._readiness.complete)
         self._readiness.install(self._exchange)
         self._plan = plan
-        self.recording.adopted(plan)
+        self.recording.adopted(plan, self.servers)
 
     def _require_trainable(self) -> None:
         ownership.require_alone(self, self._trainables)

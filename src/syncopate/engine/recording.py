@@ -15,8 +15,9 @@ import torch.distributed as dist
 
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import SERVED, Plan
-from syncopate.artifacts.timeline import OWN_CLUSTER, Timeline
+from syncopate.artifacts.timeline import OWN_CLUSTER, Timeline, about_servers
 from syncopate.collectives import Communicator
+from syncopate.engine.exchange.serving.servers import Servers
 from syncopate.engine.readiness import Readiness
 from syncopate.engine.step import StepRecorder
 from syncopate.errors import EngineError
@@ -69,6 +70,7 @@ class Recording:
         self._model = 0
         self._plan: Plan | None = None
         self._ran_on: dict[str, str] = {}
+        self._servers: dict[str, str] = {}
         self.ending: list[Callable[[], None]] = []
 
     # -- for a reader -----------------------------------------------------------------------
@@ -105,7 +107,7 @@ class Recording:
             everyone,
             name=name,
             offsets_s=[offset.seconds for offset in offsets],
-            metadata=described(self._plan, recorder.dropped) | self._ran_on,
+            metadata=described(self._plan, recorder.dropped) | self._ran_on | self._servers,
         )
 
     # -- for the run's trace --------------------------------------------------------------------
@@ -158,9 +160,12 @@ class Recording:
             self._readiness.listeners.remove(listener)
         listener.closed(self._readiness.last_update)
 
-    def adopted(self, plan: Plan) -> None:
-        """Note that the engine trains by ``plan`` from now on."""
+    def adopted(self, plan: Plan, servers: Servers | None) -> None:
+        """Note that the engine trains by ``plan`` from now on, with ``servers`` if any."""
         self._plan = plan
+        if servers is not None:
+            count = servers.store.num_servers
+            self._servers = about_servers(count, synchronous=servers.synchronous)
         self._note_plan()
 
     def ran_on(self, cluster: Cluster) -> None:
@@ -180,7 +185,7 @@ class Recording:
         }
         if self._plan.exchange == SERVED:  # servers know tensors, and nothing of buckets
             note["tensors"] = [bucket.tensors for bucket in self._plan.buckets]
-        self._capture.note(described(self._plan, 0) | self._ran_on | note)
+        self._capture.note(described(self._plan, 0) | self._ran_on | self._servers | note)
 
     def close(self) -> None:
         """Stop recording."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import EXCHANGES, Bucket, Plan
-from syncopate.artifacts.timeline import SERVER_COUNT, Alike, Spans, Timeline
+from syncopate.artifacts.timeline import Alike, Spans, Timeline, about_servers
 from syncopate.artifacts.timelines.alike import shared
 from syncopate.artifacts.timelines.spans import LANES
 from syncopate.artifacts.workload import Workload
@@ -90,7 +90,7 @@ def simulate(
             "cluster": cluster.name,
             "policy": plan.policy,
             "exchange": plan.exchange,
-            **({SERVER_COUNT: str(servers)} if servers is not None else {}),
+            **({} if servers is None else about_servers(int(str(servers)), synchronous=True)),
             **({"variation": str(variation)} if variation and str(variation) else {}),
         },
     )

@@ -20,14 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncopate.artifacts.plan import SERVED
-from syncopate.artifacts.timeline import (
-    SERVER_COUNT,
-    SERVERS,
-    SYNCHRONOUS,
-    Span,
-    Spans,
-    Timeline,
-)
+from syncopate.artifacts.timeline import Span, Spans, Timeline, about_servers
 from syncopate.errors import ArtifactError, InvalidValueError
 from syncopate.tracing.jumps import jumps, longest_row
 from syncopate.tracing.merge import ClockOffset, bounds_of_each, merge
@@ -392,8 +385,7 @@ def _metadata(
         hosts, run = {one.header.host for one in found.values()}, first.header.run
         said["began"] = _written(first.header.began_s)
     if served is not None:
-        said[SERVERS] = SYNCHRONOUS if served.synchronous else "asynchronous"
-        said[SERVER_COUNT] = str(served.servers)
+        said |= about_servers(served.servers, synchronous=served.synchronous)
     return {key: value for key, value in said.items() if key not in _NO_METADATA} | {
         "run": run,
         "hosts": str(len(hosts)),

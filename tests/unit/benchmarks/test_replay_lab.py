@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 
 import pytest
 
@@ -36,7 +37,37 @@ def test_a_run_is_played_at_another_rate_by_what_a_calibration_tells(lab):
     found = lab.Found("allreduce", REPLAYED, "1gbit", "250mbit", *times_s, samples_s)
     assert found.errors == (pytest.approx(0.0), pytest.approx(0.0), pytest.approx(0.0))
     assert "allreduce, replayed, 1gbit -> 250mbit" in lab.line(found)
+    slower = lab.Found("allreduce", REPLAYED, "1gbit", "4gbit", *times_s, samples_s, 2 * replayed_s)
+    assert (slower.expected_s, slower.error) == (2 * replayed_s, pytest.approx(1.0))
     options = lab.settled(["--quick"])
     assert (options.hosts, options.rates, options.exchanges) == (2, ["250mbit"], ["allreduce"])
     (row,) = json.loads(lab.document(options, [found]))["found"]
     assert row["measured_s"] == replayed_s
+
+
+def test_what_is_kept_is_measured_no_more(lab, tmp_path, monkeypatch):
+    """The second time nothing is asked of a session."""
+    workload = replayed_workload()
+    calibrated = Cluster.flat(2, latency_s=5e-5, bandwidth_bytes_per_s=0.95 * 700e6 / 8)
+    home = home_with(2, calibrated, {REPLAYED: workload, COMPUTING: workload})
+    cell = Cell(hosts=2, rate="1gbit", racks=1, exchange="served", work=REPLAYED)
+    asked = []
+
+    class Session:
+        def home(self, hosts):
+            asked.append(hosts)
+            return home
+
+        def trained(self, at, plan):
+            asked.append(at.rate)
+            return (0.5, 0.75), simulate(workload, plan, cluster_of(at, home), iterations=4)
+
+    monkeypatch.setattr(lab.Measured, "_session", lambda self: nullcontext(Session()))
+    for _ in range(2):
+        known = lab.Measured(lab.QUICK, tmp_path)
+        assert known.home(2).workloads == home.workloads
+        (found,) = lab.measured(known, known.home(2), cell, ["250mbit"])
+        assert (found.samples_s, found.processors_s) == ((0.5, 0.75), 0.625)
+        assert found.itself_s == pytest.approx(found.recorded_s, rel=0.02)
+    assert asked == [2, "1gbit", lab.NO_LIMIT, "250mbit"]
+    assert lab.settled(["--only", "served", "--traces", "a"]).exchanges == ["served"]

@@ -9,8 +9,10 @@ replaced and what it took beside that is multiplied by the price of its bytes th
 So what a price leaves out of a run (how well its links are filled, how its ranks differ) stays.
 Where nothing is known of its own network the price there takes the place of what was recorded.
 
-[Note: at the server] What a pull from servers takes longer than its price with all ranks at once,
-from when the pushes are over, is the server's own work, and stays as it was.
+With parameter servers, by a plan, messages go by turns (:mod:`syncopate.analysis.replay.served`).
+
+[Note: at the server] In other runs what a pull from servers takes longer than its price with all
+ranks at once, from when the pushes are over, is the server's own work, and stays as it was.
 """
 
 from __future__ import annotations
@@ -28,9 +30,11 @@ from syncopate.analysis.evidence.links import RECORDED
 from syncopate.analysis.exposure import exposures
 from syncopate.analysis.phases import COMMUNICATION, phases
 from syncopate.analysis.replay.flows import Flow, Played, Player, Program, swept
-from syncopate.analysis.replay.played import Replay
-from syncopate.analysis.replay.program import POOL_IN, POOL_OUT, is_served, program_of
+from syncopate.analysis.replay.played import Replay, by_turns, is_served
+from syncopate.analysis.replay.program import POOL_IN, POOL_OUT, program_of
 from syncopate.analysis.replay.rank import PULL
+from syncopate.analysis.replay.served import Served
+from syncopate.analysis.replay.sharing import EqualLinks
 from syncopate.analysis.work import whole
 from syncopate.artifacts.timeline import OWN_CLUSTER, Timeline
 from syncopate.artifacts.timelines.alike import shared
@@ -130,8 +134,12 @@ def played_on(timeline: Timeline, there: Network, here: Network | None = None) -
     kept, _ = straightened(kept)
     run = Replay(kept)
     program = program_of(run)
-    known = _price(run, program, there, here)
-    played = Player(program, capacity_of(run, there)).play()
+    known = here is not None
+    if by_turns(run.timeline):
+        played = Served(run, program, messages_of(run), timeline).played(there, here)
+    else:
+        known = _price(run, program, there, here)
+        played = Player(program, EqualLinks(program.flows, capacity_of(run, there))).play()
     _require_over(timeline, played)
     spans = _spans(run, program, played)
     alike = timeline.alike
@@ -194,7 +202,7 @@ def _require_over(timeline: Timeline, played: Played) -> None:
 
 def capacity_of(run: Replay, network: Network) -> dict[int, float]:
     """Return the capacity of links that have another one than a rank's."""
-    if not is_served(run):
+    if not is_served(run.timeline):
         return {}
     return {POOL_IN: network.pool, POOL_OUT: network.pool}
 
@@ -210,7 +218,7 @@ def _price(run: Replay, program: Program, there: Network, here: Network | None) 
     for message in dict.fromkeys(messages):
         known[message] = there.price(message), None if here is None else here.price(message)
     prices = [known[messages[flow.message]] for flow in program.flows]
-    pulls = is_served(run) & (run.parts.lane[run.messages.first] == PULL)
+    pulls = is_served(run.timeline) & (run.parts.lane[run.messages.first] == PULL)
     fixed_s = [0.0] * len(prices)
     for number, (flow, (_, own)) in enumerate(zip(program.flows, prices, strict=True)):
         if own is None:

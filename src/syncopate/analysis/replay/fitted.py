@@ -21,8 +21,8 @@ import numpy as np
 from syncopate.analysis.evidence.clocks import straightened
 from syncopate.analysis.replay.elsewhere import capacity_of, kept_of, messages_of
 from syncopate.analysis.replay.flows import swept
-from syncopate.analysis.replay.played import Replay
-from syncopate.analysis.replay.program import is_served, program_of
+from syncopate.analysis.replay.played import Replay, is_served
+from syncopate.analysis.replay.program import program_of
 from syncopate.artifacts.timeline import Timeline
 from syncopate.artifacts.timelines.network import Message, Price
 from syncopate.errors import InvalidValueError, UnknownNameError
@@ -135,7 +135,7 @@ def fitted_network(timeline: Timeline, servers: int = 0) -> FittedNetwork:
     """
     kept, _ = kept_of(timeline)
     run = Replay(straightened(kept)[0])
-    served = is_served(run)
+    served = is_served(run.timeline)
     if served and servers < 1:
         rule = "given: the run does not say how many parameter servers it had"
         raise InvalidValueError("servers of the run", servers, rule)

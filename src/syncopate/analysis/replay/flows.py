@@ -2,9 +2,8 @@
 
 A *flow* is what moves of a message when all of its ranks have started, or what one rank moves of it
 by itself where it is over before that. It needs no link for a while, its start-up, and then shares
-its links with all other flows there: a link of capacity c gives each of n flows c / n, and a flow
-moves at the least that its links give, relative to what it has alone. Its parts, one of each rank,
-are over when it has come as far as they did in the recording.
+its links with the other flows there (:mod:`syncopate.analysis.replay.sharing`). Its parts, one of
+each rank, are over when it has come as far as they did in the recording.
 
 [Note: alone] How far a flow had come is not what was recorded: times were, beside other flows. So
 the recording is swept once, flows beginning and ending when they did, and progress is summed up at
@@ -15,13 +14,13 @@ was: what a price gets wrong of a network cancels out where a run is played on i
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 import numpy as np
 
+from syncopate.analysis.replay.sharing import EqualLinks, Links
 from syncopate.artifacts.timelines.spans import Times
 
 _BEGIN, _END, _REACH, _START, _FLOW, _OVER, _MOVED = range(7)
@@ -41,6 +40,8 @@ class Flow:
         share: which part of the message it carries.
         startup_s: for how long it needs no link.
         progress_s: how far it has come when each part is over.
+        turn: on links that flows have by turns, those of a lower one come first.
+        count: for how many flows it stands: ranks that do the same are played once.
     """
 
     parts: list[int]
@@ -51,6 +52,8 @@ class Flow:
     share: float = 1.0
     startup_s: float = 0.0
     progress_s: list[float] = field(default_factory=list)
+    turn: int = 0
+    count: int = 1
 
 
 @dataclass
@@ -112,40 +115,6 @@ class Played:
     ends_s: Times
 
 
-class _Links:
-    """Which flows are on which links, and what they get of them.
-
-    Args:
-        flows: all of them.
-        capacity: of each link that has another one than 1.
-    """
-
-    def __init__(self, flows: Sequence[Flow], capacity: dict[int, float]) -> None:
-        self._flows, self._capacity = flows, capacity
-        self._on: dict[int, set[int]] = defaultdict(set)
-
-    def change(self, flow: int, on: bool) -> set[int]:
-        """Put a flow on its links, or take it off; return all flows of which rates may differ."""
-        touched: set[int] = set()
-        for link in self._flows[flow].links:
-            there = self._on[link]
-            if on:
-                there.add(flow)
-            else:
-                there.discard(flow)
-            touched |= there
-        return touched
-
-    def rate(self, flow: int) -> float:
-        """Return at which rate a flow moves, relative to what it has alone."""
-        capacities = [self._capacity.get(link, 1.0) for link in self._flows[flow].links]
-        given = (
-            capacity / max(len(self._on[link]), 1)
-            for link, capacity in zip(self._flows[flow].links, capacities, strict=True)
-        )
-        return min(given, default=1.0) / min(capacities, default=1.0)
-
-
 def swept(flows: Sequence[Flow], ends_s: Times, capacity: dict[int, float]) -> list[list[float]]:
     """Return how far each flow had come when its parts were over, by [Note: alone].
 
@@ -164,7 +133,7 @@ def swept(flows: Sequence[Flow], ends_s: Times, capacity: dict[int, float]) -> l
         if on_s < last_s:
             events += [(on_s, _on, number), (last_s, _off, number)]
     events.sort()
-    links = _Links(flows, capacity)
+    links = EqualLinks(flows, capacity)
     done: dict[int, tuple[float, float, float]] = {}  # flow -> since when, progress, rate
     found: list[list[float]] = [[] for _ in flows]
     for now, kind, number in events:
@@ -188,12 +157,12 @@ class Player:
 
     Args:
         program: the flows with the progress that their parts have to come to.
-        capacity: of each link that has another one than 1.
+        links: that its flows share, with none on them yet.
     """
 
-    def __init__(self, program: Program, capacity: dict[int, float]) -> None:
+    def __init__(self, program: Program, links: Links) -> None:
         self._of = program
-        self._links = _Links(program.flows, capacity)
+        self._links = links
         self._heap: list[tuple[float, int, int, int]] = []
         self._number = 0
         self._tasks_wait, self._parts_wait = program.tasks_wait[:], program.parts_wait[:]
@@ -301,7 +270,12 @@ class Player:
     def _await(self, now: float, flow: int) -> None:
         since_s, progress_s, rate = self._at[flow]
         self._version[flow] += 1
-        at_s = max(since_s + max(self._target_s(flow) - progress_s, 0.0) / rate, now)
+        left_s = max(self._target_s(flow) - progress_s, 0.0)
+        if left_s <= _SLACK_S * max(progress_s, 1.0):
+            left_s = 0.0  # the rounding of sums must not let it wait for another turn
+        elif not rate:
+            return
+        at_s = max(since_s + (left_s / rate if left_s else 0.0), now)
         self._push(at_s, _MOVED, (flow << 40) + self._version[flow])
 
     def _moved(self, now: float, flow: int, version: int) -> None:

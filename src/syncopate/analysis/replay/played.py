@@ -32,13 +32,15 @@ from syncopate.analysis import sweep
 from syncopate.analysis.collectives import EXCHANGE, TOGETHER, Collectives, collectives
 from syncopate.analysis.ranks.arrivals import arrivals
 from syncopate.analysis.replay.events import Events
-from syncopate.analysis.replay.rank import BACKWARD, PULL, PUSH, UPDATE, Rank, Starts, Tasks
-from syncopate.analysis.replay.rank import Times as Clocks
+from syncopate.analysis.replay.rank import BACKWARD, PULL, PUSH, UPDATE, Rank, Run, Starts, Tasks
 from syncopate.analysis.work import steady
 from syncopate.artifacts.plan import SERVED
-from syncopate.artifacts.timeline import SERVERS, SYNCHRONOUS, Timeline
+from syncopate.artifacts.timeline import PULLS, SERVERS, SYNCHRONOUS, Timeline
 from syncopate.artifacts.timelines.spans import Mask, Numbers, Times, coded
 from syncopate.errors import InvalidValueError
+
+_PLANNED = "policy"
+"""What metadata say of runs by a plan alone."""
 
 _AT_ONCE = 1 << 24
 """Numbers that are held at once while changes are tried."""
@@ -157,14 +159,13 @@ class Replay:
         self.clocks_differ_s = max(float(np.median(before_s)), 0.0) if len(before_s) else 0.0
         self.clocks_off_s = max(said_s, arrivals(timeline).clocks_off_s, self.clocks_differ_s)
         self.origin_s = float(spans.start_s.min(initial=np.inf)) if len(spans) else 0.0
-        clocks = Clocks(self.origin_s, self.clocks_off_s)
-        served = timeline.metadata.get(EXCHANGE) == SERVED
+        run = Run(self.origin_s, self.clocks_off_s, is_served(timeline), by_turns(timeline))
         rows = dict(sweep.groups(spans.rank[found.rows]))
         ranks: list[Rank] = []
         base = 0
         for number, own in sweep.groups(spans.rank):
             mine = rows.get(number, np.zeros(0, np.int64))
-            ranks.append(Rank(number, own, mine, found, clocks, base=base, served=served))
+            ranks.append(Rank(number, own, mine, found, run, base=base))
             base += len(ranks[-1].tasks.rank)
         if not base:
             rule = "a timeline with computation in at least one iteration"
@@ -176,7 +177,7 @@ class Replay:
         _ready_before(self.tasks, self.parts, found.spans.channel[found.rows].astype(np.int64))
         self.gates = np.concatenate([rank.gates for rank in ranks])
         del ranks
-        meetings = list(self._meetings()) if _synchronous(timeline) else []
+        meetings = list(self._meetings()) if is_synchronous(timeline) else []
         pushed = _pushed(timeline, found, self.parts)
         self.others, self.pushed = map(_pairs, (meetings, pushed))
         moves_s = np.array(found.arrived_s, copy=True)
@@ -329,6 +330,17 @@ class Replay:
                 yield from ((number, other) for other in others)
 
 
+def is_served(timeline: Timeline) -> bool:
+    """Say whether messages of a run go to and come from parameter servers."""
+    return timeline.metadata.get(EXCHANGE) == SERVED
+
+
+def by_turns(timeline: Timeline) -> bool:
+    """Say whether they are sent side by side, and by priority: a plan has it so."""
+    metadata = timeline.metadata
+    return is_served(timeline) and _PLANNED in metadata and PULLS not in metadata
+
+
 def _parts(found: Collectives, ranks: Sequence[Rank]) -> Parts:
     spans = found.spans.take(found.rows)
     order = np.argsort(np.concatenate([rank.rows for rank in ranks]))
@@ -370,7 +382,7 @@ def _pairs(found: Sequence[tuple[int, int]]) -> Numbers:
     return np.array(found, np.int64).reshape(-1, 2)
 
 
-def _synchronous(timeline: Timeline) -> bool:
+def is_synchronous(timeline: Timeline) -> bool:
     """Say whether servers update when the pushes of all ranks are there."""
     return timeline.metadata.get(SERVERS) == SYNCHRONOUS
 
@@ -380,17 +392,32 @@ def _pushed(timeline: Timeline, found: Collectives, parts: Parts) -> list[tuple[
 
     Where weights came before, they were others than these pushes made, and it waits for none.
     """
-    if not _synchronous(timeline):
+    if not is_synchronous(timeline):
         return []
     pushes: dict[tuple[int, int], list[int]] = defaultdict(list)
     first = found.first.tolist()
-    keys = [(int(parts.iteration[row]), int(parts.name[row])) for row in first]
     for index, row in enumerate(first):
         if parts.lane[row] == PUSH:
-            pushes[keys[index]].append(index)
+            pushes[int(parts.iteration[row]), int(parts.name[row])].append(index)
+    own = own_pushes(parts)
     rows: list[tuple[int, int]] = []
     for index, row in enumerate(first):
-        mine = pushes.get(keys[index], [])
-        if parts.lane[row] == PULL and (found.arrived_s[mine] <= parts.end_s[row]).all():
+        if row not in own:
+            continue
+        mine = pushes[int(parts.iteration[own[row]]), int(parts.name[row])]
+        if (found.arrived_s[mine] <= parts.end_s[row]).all():
             rows += [(index, push) for push in mine]
     return rows
+
+
+def own_pushes(parts: Parts) -> dict[int, int]:
+    """Return of each pull the last push of its name that its rank had begun."""
+    begun: dict[tuple[int, int], int] = {}
+    found: dict[int, int] = {}
+    for part in np.lexsort((parts.lane == PULL, parts.start_s)).tolist():
+        whose = int(parts.rank[part]), int(parts.name[part])
+        if parts.lane[part] == PUSH:
+            begun[whose] = part
+        elif parts.lane[part] == PULL and whose in begun:
+            found[part] = begun[whose]
+    return found

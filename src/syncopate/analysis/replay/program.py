@@ -16,11 +16,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from syncopate.analysis.collectives import EXCHANGE
 from syncopate.analysis.replay.flows import Flow, Program
-from syncopate.analysis.replay.played import Replay
+from syncopate.analysis.replay.played import Replay, is_served, is_synchronous, own_pushes
 from syncopate.analysis.replay.rank import PULL, PUSH
-from syncopate.artifacts.plan import SERVED
 from syncopate.artifacts.timeline import AFTER_PUSHES, ANSWERS, PULLS, SERVER_COUNT, TOGETHER
 from syncopate.artifacts.timelines.spans import Numbers, Times, coded
 from syncopate.units import MIB
@@ -34,11 +32,6 @@ SLICE_BYTES = 4 * MIB
 
 MOST_SLICES = 4
 """Of one bucket; more cost time, and change little."""
-
-
-def is_served(replay: Replay) -> bool:
-    """Say whether messages go to and come from parameter servers."""
-    return replay.timeline.metadata.get(EXCHANGE) == SERVED
 
 
 def program_of(replay: Replay) -> Program:
@@ -60,7 +53,7 @@ def program_of(replay: Replay) -> Program:
         waits[task] += 1
     lasts_s = np.append(recorded.tasks_s, 0.0)[parts.task]
     groups, came_s, lags_s = _answered(replay)
-    own = _own_pushes(replay) if is_served(replay) else {}
+    own = own_pushes(replay.parts) if is_served(replay.timeline) else {}
     made = _Flows(replay, came_s, own)
     behind, push = _behind(replay)
     follows, after, handover_s = parts.task.copy(), parts.after.copy(), parts.handover_s.copy()
@@ -144,7 +137,7 @@ class _Flows:
         self._came = came_s.tolist()
         self._slices: dict[int, list[int]] = {}
         self._moved: dict[int, list[int]] = defaultdict(list)
-        served = is_served(replay)
+        served = is_served(replay.timeline)
         links = _served_links(replay) if served else _links(replay)
         gated = _gated(replay, own) if served else {}
         self._add_messages(links, gated)
@@ -289,28 +282,13 @@ def _answered(replay: Replay) -> tuple[list[list[int]], Times, dict[int, float]]
     return groups, came_s, lags_s
 
 
-def _own_pushes(replay: Replay) -> dict[int, int]:
-    """Return of each pull from servers the last push of its name that its rank had begun."""
-    parts = replay.parts
-    begun: dict[tuple[int, int], int] = {}
-    found: dict[int, int] = {}
-    order = np.lexsort((parts.lane == PULL, parts.start_s))
-    for part in order.tolist():
-        whose = int(parts.rank[part]), int(parts.name[part])
-        if parts.lane[part] == PUSH:
-            begun[whose] = part
-        elif whose in begun:
-            found[part] = begun[whose]
-    return found
-
-
 def _gated(replay: Replay, own: Mapping[int, int]) -> dict[int, list[int]]:
     """Return of each pull from servers the parts of pushes that are over before it is.
 
     Those of the iteration of its rank's own push: where servers wait for all ranks, of all.
     """
     parts, found = replay.parts, replay.messages
-    if not len(replay.pushed):
+    if not is_synchronous(replay.timeline):
         pairs = {int(parts.message[pull]): [push] for pull, push in own.items()}
     else:
         pushes: dict[tuple[int, int], list[int]] = defaultdict(list)

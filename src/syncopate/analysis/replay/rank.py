@@ -13,6 +13,13 @@ rank's own time and is kept. Where the rank had started all that it has to send,
 message after this task, time beside that message is waiting as well: short tasks in a wait, as
 profilers note them, do not make it the rank's own. The gap that opens an iteration is for input.
 
+[Note: pushes to servers] Servers answer a push with weights. Where these are pulled, a rank waits
+for the pull, and its update for neither: that asks for the weights. Where a push of the same name
+comes before any pull, the update that begins when the first is over waits for it. By a plan
+messages are under way side by side, and each waits for the one before of its name and kind alone.
+What backward is done with last is pushed and pulled first, and needed first. So a pull that came
+before its turn is needed no earlier than those that go first, and no forward waits for a push.
+
 [Note: messages in the midst of computation] Ranks that share a layer, or its parts, communicate
 within forward and backward, and go on when that is over. So a rank waited for a message where it
 computed nothing from its start to its end and went on at once, and does so with three quarters of
@@ -49,16 +56,20 @@ _SHORT = 0.01
 """A shorter part of an iteration's backward does not say when its gradients were there."""
 
 
-class Times(NamedTuple):
-    """The errors of a timeline's clocks.
+class Run(NamedTuple):
+    """What holds for a whole timeline.
 
     Attributes:
         origin_s: when it begins.
         off_s: by how much clocks may be wrong.
+        served: whether messages go to and come from servers.
+        by_turns: whether they do so side by side, as a plan has it: [Note: pushes to servers].
     """
 
     origin_s: float
     off_s: float
+    served: bool = False
+    by_turns: bool = False
 
 
 class Tasks(NamedTuple):
@@ -128,9 +139,8 @@ class Rank:
         own: its spans, as places in those of the timeline.
         rows: its messages, as places in the rows of the collectives.
         found: all collectives.
-        clocks: of the timeline.
+        run: what holds for the timeline.
         base: how many tasks there are of ranks before it.
-        served: whether messages go to and come from servers.
 
     Attributes:
         rows: its messages, as rows of the collectives, by start.
@@ -145,15 +155,14 @@ class Rank:
         own: Numbers,
         rows: Numbers,
         found: Collectives,
-        clocks: Times,
+        run: Run,
         *,
         base: int,
-        served: bool,
     ) -> None:
         spans = found.spans.take(own)
-        self._origin_s, self._served = clocks.origin_s, served
-        self._late_s = max(_LATE_S, clocks.off_s)
-        self._channel_s = max(CHANNEL_S, clocks.off_s)
+        self._run, self._origin_s = run, run.origin_s
+        self._late_s = max(_LATE_S, run.off_s)
+        self._channel_s = max(CHANNEL_S, run.off_s)
         stalls = sweep.union(spans, stalling(spans))
         self._pieces = pieces = pieces_of(spans, stalls)
         self._start_s = pieces.start_s
@@ -200,7 +209,14 @@ class Rank:
         pulls = sent.lane == PULL
         first = np.searchsorted(self._start_s, sent.start_s, "right")
         self._find_pulled(waited, np.flatnonzero(pulls), first)
-        self._find_pushed(waited, np.flatnonzero(~pulls), first, pulls=bool(pulls.any()))
+        if self._run.by_turns:
+            self._need_in_turn(waited, np.flatnonzero(pulls))
+        answered = self._pulled() if self._run.served else pulls
+        pushes = np.flatnonzero(~(pulls | answered))
+        self._find_pushed(waited, pushes, first, pulls=bool(pulls.any()))
+        if self._run.by_turns:  # what a wait is for is known: [Note: pushes to servers]
+            says &= ~(pulls & (waited >= 0))[there]
+            says &= ~answered[there] | pulls[there] | (self._pieces.lane[on] != FORWARD)
         told = np.full(len(over_s), -1)
         told[there[says]] = on[says]
         blocked = self._blocked()
@@ -210,6 +226,33 @@ class Rank:
         for parts, tasks in ((also, blocked), (np.flatnonzero(waited >= 0), waited)):
             self._over_s[parts] = np.minimum(over_s[parts], self._start_s[tasks[parts]])
         return told, waited
+
+    def _need_in_turn(self, waited: Numbers, pulls: Numbers) -> None:
+        """Let no pull be needed before those that are asked for first: [Note: pushes to servers].
+
+        One that came early did so at the rate of the recording alone.
+        """
+        if not len(pulls):
+            return
+        pushed_s = np.append(self._messages.start_s, -np.inf)[self._pushed()[pulls]]
+        number = np.unique(self._messages.iteration[pulls], return_inverse=True)[1]
+        order = np.lexsort((-pushed_s, number))
+        group = number[order] * (len(self._start_s) + 1)
+        latest = np.maximum.accumulate(group + waited[pulls[order]] + 1) - group - 1
+        mine = pulls[order]
+        later = latest > waited[mine]
+        later &= np.append(self._start_s, 0.0)[latest] >= self._over_s[mine]
+        waited[mine[later]] = latest[later]
+
+    def _pulled(self) -> Mask:
+        """Say which pushes are pulled next: [Note: pushes to servers]."""
+        sent = self._messages
+        order = np.lexsort((np.arange(len(sent.lane)), sent.lane == PULL, sent.start_s, sent.name))
+        pulled = sent.lane[order] == PULL
+        follows = np.append((np.diff(sent.name[order]) == 0) & pulled[1:], False)
+        found = np.zeros(len(order), bool)
+        found[order] = follows
+        return found
 
     def _blocked(self) -> Numbers:
         """Return the task that waited for each push in the midst of computation; -1: none.
@@ -351,7 +394,7 @@ class Rank:
         before, ends_s, ended_by = self._in_turn()
         own = self._pushed()
         free_s = np.where(before >= 0, np.append(ends_s, 0.0)[before], self._origin_s)
-        for other in (self._following(),) if self._served else (own, self._following()):
+        for other in (self._following(),) if self._run.served else (own, self._following()):
             mine = np.flatnonzero(other >= 0)
             one = other[mine]
             over_s = np.where(ended_by[one] <= mine, ends_s[one], self._over_s[one])
@@ -398,10 +441,12 @@ class Rank:
 
         Also when each was over for the next, and which one says so. [Note: ends that are late]
         """
-        begun_s, ends_s = self._messages.start_s, self._over_s.copy()
+        sent, ends_s = self._messages, self._over_s.copy()
+        begun_s = sent.start_s
         before = np.full(len(begun_s), -1)
-        order = np.argsort(self._messages.channel, kind="stable")
-        same = np.diff(self._messages.channel[order]) == 0
+        channel = coded([sent.lane, sent.name]) if self._run.by_turns else sent.channel
+        order = np.argsort(channel, kind="stable")
+        same = np.diff(channel[order]) == 0
         before[order[1:][same]] = order[:-1][same]
         after = np.flatnonzero(before >= 0)
         one = before[after]

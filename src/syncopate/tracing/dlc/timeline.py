@@ -29,6 +29,7 @@ from syncopate.artifacts.plan import SERVED
 from syncopate.artifacts.timeline import (
     AFTER_PUSHES,
     ANSWERS,
+    ASYNCHRONOUS,
     PULLS,
     SERVER_COUNT,
     SERVERS,
@@ -204,7 +205,7 @@ def _said(found: Mapping[int, Mapping[_Key, _Way]]) -> dict[str, str]:
     if _most(way.times_s[_ANSWERED] >= sent[key] for key, way in every) and len(found) > 1:
         said[ANSWERS] = TOGETHER
     synchronous = _most(way.times_s[_CAME] >= sent[key] for key, way in every)
-    said[SERVERS] = SYNCHRONOUS if synchronous else "asynchronous"
+    said[SERVERS] = SYNCHRONOUS if synchronous else ASYNCHRONOUS
     return said
 
 
