@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 
 from syncopate.protocol.rules import SGD, Rules, Updater
-from tests.children import HANGS_S
+from tests.children import HANGS_S, environment
 from tests.multiprocess.paramserver.servers import LocalServers
 
 STEPS = 5
@@ -167,14 +166,14 @@ def test_the_command_line_says_what_servers_may_import(allowed, tmp_path):
     script.write_text(SCRIPT)
     line = [sys.executable, "-m", "syncopate", "ps", "local", "--servers", "1", "--workers", "1"]
     line += ["--updater", "plain:Plain"] if allowed else []
-    paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [*line, "--", sys.executable, str(script)],
         check=False,
         capture_output=True,
         text=True,
         timeout=HANGS_S,
-        env=os.environ | {"PYTHONPATH": paths},
+        env=environment(),
+        cwd=tmp_path,
     )
     assert (done.returncode == 0) == allowed, done.stderr
     assert ("[-0.5, -0.5, -0.5]" in done.stdout) == allowed

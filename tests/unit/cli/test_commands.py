@@ -230,7 +230,7 @@ def test_plan_takes_an_exchange_and_channels(run):
     code, _, err = run("plan -w workload.json -c cluster.json --exchange shared")
     assert code == 2
     assert (
-        "unknown exchange 'shared'; known: allreduce, decoupled, sharded, rooted, served, all"
+        "unknown exchange 'shared'; known: allreduce, decoupled, sharded, rooted, served, fsdp, all"
         in err
     )
     code, _, err = run("plan -w workload.json -c cluster.json --exchange rooted --algorithm ring")

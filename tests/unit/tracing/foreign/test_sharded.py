@@ -135,7 +135,7 @@ def test_explain_names_the_gathers_that_are_exposed(files):
     found = syncopate.explain(*files)
     console = Console(width=200, file=io.StringIO())
     console.print(found.report())
-    text = console.file.getvalue()
+    text = " ".join(console.file.getvalue().split())
     assert "gathers that computation does not hide: 4 of 4, 21.00 ms" in text
     assert "of blocks.1 6.00 ms" in text
     assert "pushes that computation does not hide: 3 of 3, 12.00 ms" in text
