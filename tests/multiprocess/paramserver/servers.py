@@ -91,7 +91,7 @@ class Child:
 
 
 def _serve(
-    job: Job, state: Path | None, limits: Limits, knobs: str, updaters: tuple[str, ...]
+    job: Job, state: Path | None, limits: Limits, knobs: str, updaters: tuple[str, ...] = ()
 ) -> dict[str, int]:
     chance = faults.faults_from({faults.VARIABLE: knobs})
     server = ParameterServer(job, state=state, limits=limits, faults=chance, updaters=updaters)
