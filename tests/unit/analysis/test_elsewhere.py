@@ -164,7 +164,8 @@ def test_a_served_run_is_played_with_the_links_of_its_servers(gbit):
     there, _ = served_by(place, own)
     networks = (ClusterNetwork(one, servers) for one in (place, own))
     found = played_on(recorded, *networks)
-    assert found.medians_s[1] == pytest.approx(np.median(iterations_s(there)), rel=0.03)
+    off = 0.003 if gbit == 1 else 0.03  # on its own links one figure is fitted to the median
+    assert found.medians_s[1] == pytest.approx(np.median(iterations_s(there)), rel=off)
     assert (Limits().slice_bytes, MOST_PARTS) == (program.SLICE_BYTES, program.MOST_SLICES)
 
 
