@@ -8,7 +8,13 @@ import torch
 import syncopate
 from syncopate.delay import Delay
 from syncopate.protocol.rules import Rules
-from tests.multiprocess.exchange.serving.test_served import OPTIMIZERS, Net, backward, refusal
+from tests.multiprocess.exchange.serving.test_served import (
+    OPTIMIZERS,
+    Net,
+    average,
+    backward,
+    refusal,
+)
 from tests.multiprocess.harness import run_ranks
 from tests.multiprocess.paramserver.servers import QUICK, LocalServers
 
@@ -46,14 +52,7 @@ def alone(name, world):
     model = net()
     optimizer, norms = OPTIMIZERS[name](model.parameters()), []
     for step in range(STEPS):
-        found = []
-        for rank in range(world):
-            optimizer.zero_grad()
-            backward(model, step, rank)
-            found.append([parameter.grad for parameter in model.parameters()])
-        for parameter, *grads in zip(model.parameters(), *found, strict=True):
-            there = [grad for grad in grads if grad is not None]
-            parameter.grad = sum(there[1:], there[0]) / world if there else None
+        average(model, step, world)
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), MOST)))
         optimizer.step()
     return model.state_dict(), norms

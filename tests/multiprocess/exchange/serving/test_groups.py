@@ -9,6 +9,7 @@ from torch import nn
 import syncopate
 from tests.multiprocess.exchange.serving.test_served import (
     Net,
+    average,
     backward,
     refusal,
     same_states,
@@ -80,14 +81,7 @@ def alone(name, world):
     model = net()
     optimizer, schedule = made(name, model)
     for step in range(STEPS):
-        found = []
-        for rank in range(world):
-            optimizer.zero_grad()
-            backward(model, step, rank)
-            found.append([parameter.grad for parameter in model.parameters()])
-        for parameter, *grads in zip(model.parameters(), *found, strict=True):
-            there = [grad for grad in grads if grad is not None]
-            parameter.grad = sum(there[1:], there[0]) / world if there else None
+        average(model, step, world)
         optimizer.step()
         schedule.step()
     return model.state_dict(), optimizer.state_dict()["state"]

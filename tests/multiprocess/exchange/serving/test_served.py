@@ -133,6 +133,18 @@ def same_states(one, other):
     return same and all(torch.equal(value, entries[1][key]) for key, value in entries[0].items())
 
 
+def average(model, step, world, accumulate=1):
+    """Give a model the mean of the ranks' gradients, added in their order."""
+    found = []
+    for rank in range(world):
+        model.zero_grad()
+        backward(model, step, rank, accumulate)
+        found.append([parameter.grad for parameter in model.parameters()])
+    for parameter, *grads in zip(model.parameters(), *found, strict=True):
+        there = [grad for grad in grads if grad is not None]
+        parameter.grad = sum(there[1:], there[0]) / world if there else None
+
+
 def alone(name, world, accumulate):
     """Return the weights of one process that adds the ranks' gradients in their order."""
     torch.set_num_threads(1)  # as on the ranks
@@ -141,14 +153,7 @@ def alone(name, world, accumulate):
     optimizer = OPTIMIZERS[name](model.parameters())
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
     for step in range(STEPS):
-        found = []
-        for rank in range(world):
-            optimizer.zero_grad()
-            backward(model, step, rank, accumulate)
-            found.append([parameter.grad for parameter in model.parameters()])
-        for parameter, *grads in zip(model.parameters(), *found, strict=True):
-            there = [grad for grad in grads if grad is not None]
-            parameter.grad = sum(there[1:], there[0]) / world if there else None
+        average(model, step, world, accumulate)
         optimizer.step()
         schedule.step()
     return model.state_dict(), optimizer.state_dict()["state"]
