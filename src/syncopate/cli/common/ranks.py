@@ -43,6 +43,9 @@ RENDEZVOUS = "SYNCOPATE_RENDEZVOUS"
 
 _GRACE_S = 5.0
 _INTERRUPTED_GRACE_S = 1.0
+_KILLED_S = 30.0
+"""How long a killed rank may take to be gone: on a busy machine some seconds."""
+
 _POLL_S = 0.05
 
 
@@ -309,14 +312,18 @@ def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> int | None:
 
 
 def _end(ranks: Sequence[subprocess.Popen[bytes]], grace_s: float) -> None:
-    """End what still runs: wait a little for it to notice, then ask, then insist."""
+    """End what still runs: wait a little for it to notice, then ask, then kill it and wait."""
     if all(rank.poll() == 0 for rank in ranks):
         return
-    for ask in (lambda rank: None, lambda rank: rank.terminate(), lambda rank: rank.kill()):
+    for ask, wait_s in (
+        (lambda rank: None, grace_s),
+        (lambda rank: rank.terminate(), grace_s),
+        (lambda rank: rank.kill(), _KILLED_S),
+    ):
         alive = [rank for rank in ranks if rank.poll() is None]
         for rank in alive:
             ask(rank)
-        deadline = time.monotonic() + grace_s
+        deadline = time.monotonic() + wait_s
         for rank in alive:
             try:
                 rank.wait(max(0.0, deadline - time.monotonic()))
