@@ -112,7 +112,7 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "a forward is spread over its layers by the inverse of its share",
-        "engine/selfplan/proposals.py",
+        "engine/selfplan/background/proposals.py",
         "share = workload.forward_s / backward_s",
         "share = backward_s / workload.forward_s",
         ("tests/unit/engine/selfplan/test_contest.py",),
@@ -220,14 +220,14 @@ PLANTED: tuple[Planted, ...] = (
         "protocol/server.py",
         "again = [] if self._norm.share is None else [self._share(worker)]",
         "again = []",
-        ("tests/unit/protocol/test_clipping.py",),
+        ("tests/unit/protocol/gradients/test_clipping.py",),
     ),
     Planted(
         "a worker forgets the norm of a step that a server may have to take again",
-        "protocol/clipping.py",
+        "protocol/gradients/clipping.py",
         "self._most = window + 1",
         "self._most = 1",
-        ("tests/unit/protocol/test_clipping.py",),
+        ("tests/unit/protocol/gradients/test_clipping.py",),
     ),
     Planted(
         "ZeroMQ gets payloads without a limit of their number",

@@ -15,7 +15,7 @@ from syncopate import KVStore
 from syncopate.artifacts.artifact import Record
 from syncopate.protocol import codec
 from syncopate.protocol import messages as msg
-from syncopate.protocol.piece import Slice
+from syncopate.protocol.placement.piece import Slice
 from syncopate.protocol.rules import Rules
 
 BATCH = 500

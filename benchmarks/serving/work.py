@@ -20,8 +20,8 @@ from syncopate import KVStore
 from syncopate.artifacts.artifact import Artifact, Record
 from syncopate.lab.topology import TCP_GOODPUT
 from syncopate.paramserver.tensors import name_of
-from syncopate.protocol.layout import Layout, TensorSpec
 from syncopate.protocol.limits import Limits
+from syncopate.protocol.placement.layout import Layout, TensorSpec
 from syncopate.protocol.rules import SGD, Rules
 from syncopate.units import MIB
 from syncopate.zoo import ResNet50

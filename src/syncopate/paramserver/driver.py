@@ -24,8 +24,8 @@ from syncopate.errors import ParameterServerError
 from syncopate.paramserver.membership import TICK_S
 from syncopate.paramserver.tensors import tensor_of
 from syncopate.protocol.actions import Fill
-from syncopate.protocol.bundle import Cut, Place
 from syncopate.protocol.messages import Push, PushRows
+from syncopate.protocol.placement.bundle import Cut, Place
 
 _POLL_S = 0.25
 _MOMENT_S = 0.002

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from syncopate.paramserver.tensors import dtype_of, flat_bytes
-from syncopate.protocol.narrow import BLOCK, SCALE_BYTES, is_narrowed
-from syncopate.protocol.piece import Slice
+from syncopate.protocol.gradients.narrow import BLOCK, SCALE_BYTES, is_narrowed
+from syncopate.protocol.placement.piece import Slice
 from syncopate.protocol.rules import INT8
 
 _MOST = 127

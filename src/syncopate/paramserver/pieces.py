@@ -17,9 +17,9 @@ from syncopate.paramserver.tensors import (
     receiving,
     sending,
 )
-from syncopate.protocol.bundle import BUNDLE
-from syncopate.protocol.layout import Layout, TensorSpec
-from syncopate.protocol.piece import Slice
+from syncopate.protocol.placement.bundle import BUNDLE
+from syncopate.protocol.placement.layout import Layout, TensorSpec
+from syncopate.protocol.placement.piece import Slice
 from syncopate.protocol.rules import Rules
 
 

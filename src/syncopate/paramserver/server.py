@@ -25,10 +25,10 @@ from syncopate.protocol import actions as act
 from syncopate.protocol import codec
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Action
-from syncopate.protocol.bundle import BUNDLE
 from syncopate.protocol.limits import Limits
 from syncopate.protocol.messages import Refusal
-from syncopate.protocol.piece import Slice, TableSlice
+from syncopate.protocol.placement.bundle import BUNDLE
+from syncopate.protocol.placement.piece import Slice, TableSlice
 from syncopate.protocol.server import Kept, Seat, ServerMachine
 
 _EARLY, _EARLY_BYTES = 1024, 4096

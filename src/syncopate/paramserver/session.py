@@ -28,11 +28,11 @@ from syncopate.protocol import actions as act
 from syncopate.protocol import codec
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Action
-from syncopate.protocol.bundle import Place
-from syncopate.protocol.layout import Layout
 from syncopate.protocol.limits import Limits
 from syncopate.protocol.messages import Refusal
-from syncopate.protocol.piece import Slice, TableSlice
+from syncopate.protocol.placement.bundle import Place
+from syncopate.protocol.placement.layout import Layout
+from syncopate.protocol.placement.piece import Slice, TableSlice
 from syncopate.protocol.rules import Rules
 from syncopate.protocol.worker import WorkerMachine
 

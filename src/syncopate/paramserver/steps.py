@@ -11,8 +11,8 @@ from syncopate.errors import InvalidValueError
 class Steps:
     """How often each tensor was pushed.
 
-    Servers that clip do not update one tensor before all were pushed. So nobody may wait for that
-    who has not pushed all as often.
+    Servers that clip update no tensor before all were pushed. A worker that has not pushed all of
+    them as often must not wait for one.
     """
 
     def __init__(self, names: Iterable[str]) -> None:

@@ -11,7 +11,7 @@ import torch
 import zmq
 from torch import Tensor
 
-from syncopate.protocol.piece import Slice
+from syncopate.protocol.placement.piece import Slice
 from syncopate.units import dtype_bytes
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of malloc.h

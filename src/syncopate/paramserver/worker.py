@@ -20,9 +20,9 @@ from syncopate.paramserver.session import Session
 from syncopate.paramserver.steps import Steps
 from syncopate.paramserver.storage.optimizers import States, collecting, whole_states, with_state
 from syncopate.protocol.actions import Action
-from syncopate.protocol.bundle import Place
 from syncopate.protocol.limits import Limits
-from syncopate.protocol.piece import Slice
+from syncopate.protocol.placement.bundle import Place
+from syncopate.protocol.placement.piece import Slice
 from syncopate.protocol.rules import OptimizerRule, Rules
 from syncopate.protocol.slice import FIRST
 from syncopate.protocol.table import Table

@@ -8,15 +8,11 @@ file             what it decides
 ===============  ===================================================================================
 ``messages``     what travels
 ``codec``        messages as bytes, and which bytes are refused
-``piece``        a slice: what is pushed, updated and pulled as one
-``bundle``       small slices that travel as one, as long as they can
+``placement/``   as what tensors travel, and which server keeps which part
 ``table``        tables of rows: what they begin with, and which server keeps a share
-``layout``       how tensors are cut into slices, and which server keeps each
 ``rules``        how servers update: mode, bound on staleness, optimizer, what a lost worker means
-``declaring``    what a server shall keep, said in parts
 ``limits``       times, sizes and windows
-``narrow``       gradients in fewer bits than they have
-``clipping``     how servers agree on the norm of a step's gradient
+``gradients/``   in fewer bits on the wire, and clipped by the norm of a step
 ``actions``      what a machine asks of its caller
 ``membership/``  who takes part: how processes join, are waited for, are lost, and part
 ``slice``        one slice at its server: which pushes count, when to update, which pulls to answer

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from syncopate.protocol.bundle import Cut
 from syncopate.protocol.messages import Left, Lost, Message, Moved, Roster, TableState
-from syncopate.protocol.piece import Slice, TableSlice
+from syncopate.protocol.placement.bundle import Cut
+from syncopate.protocol.placement.piece import Slice, TableSlice
 from syncopate.protocol.rules import Rules
 
 Peer = int | bytes | str

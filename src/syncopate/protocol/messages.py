@@ -31,7 +31,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from syncopate.protocol.piece import Slice, TableSlice
+from syncopate.protocol.placement.piece import Slice, TableSlice
 from syncopate.protocol.rules import Rules
 
 PROTOCOL = 5

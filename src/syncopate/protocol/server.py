@@ -11,12 +11,12 @@ from syncopate.errors import SyncopateError
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Action, Peer
-from syncopate.protocol.bundle import BUNDLE, Cut, Partition, Place, bundles_of
-from syncopate.protocol.clipping import StepNorm
-from syncopate.protocol.declaring import Declarations
+from syncopate.protocol.gradients.clipping import StepNorm
 from syncopate.protocol.limits import Limits
 from syncopate.protocol.messages import SOON, Refusal
-from syncopate.protocol.piece import Slice, TableSlice
+from syncopate.protocol.placement.bundle import BUNDLE, Cut, Partition, Place, bundles_of
+from syncopate.protocol.placement.declaring import Declarations
+from syncopate.protocol.placement.piece import Slice, TableSlice
 from syncopate.protocol.rules import ABORT, Rules
 from syncopate.protocol.slice import FIRST, Position, SliceMachine, Workers
 from syncopate.protocol.table import ID_BYTES, TABLES, columns_of, require_rows, server_of

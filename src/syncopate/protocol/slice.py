@@ -9,10 +9,10 @@ import msgspec
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Action, Peer
-from syncopate.protocol.clipping import StepNorm
+from syncopate.protocol.gradients.clipping import StepNorm
+from syncopate.protocol.gradients.narrow import push_bytes
 from syncopate.protocol.messages import Refusal
-from syncopate.protocol.narrow import push_bytes
-from syncopate.protocol.piece import Slice
+from syncopate.protocol.placement.piece import Slice
 from syncopate.protocol.rules import ABORT, DC_ASGD, Rules
 from syncopate.protocol.table import columns_of
 

@@ -10,13 +10,13 @@ import msgspec
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Action
-from syncopate.protocol.bundle import BUNDLE, Partition, Place
-from syncopate.protocol.clipping import Norms
-from syncopate.protocol.declaring import declared
 from syncopate.protocol.flow import Flow, Link, Pushed, Question, new_flow
-from syncopate.protocol.layout import Layout
+from syncopate.protocol.gradients.clipping import Norms
 from syncopate.protocol.limits import Limits
-from syncopate.protocol.piece import Slice, TableSlice
+from syncopate.protocol.placement.bundle import BUNDLE, Partition, Place
+from syncopate.protocol.placement.declaring import declared
+from syncopate.protocol.placement.layout import Layout
+from syncopate.protocol.placement.piece import Slice, TableSlice
 from syncopate.protocol.rules import ABORT, Rules
 from syncopate.protocol.server import lost_reason
 from syncopate.protocol.slice import FIRST

@@ -23,8 +23,9 @@ from torch.nn.parallel import DistributedDataParallel
 from syncopate.artifacts.cluster import Cluster
 from syncopate.calibration import probing
 from syncopate.collectives import Communicator
-from syncopate.engine.selfplan import cache, watch
-from syncopate.engine.selfplan.slowdown import PATIENCE, QUIET, REFERENCE
+from syncopate.engine.selfplan import cache
+from syncopate.engine.selfplan.replanning import watch
+from syncopate.engine.selfplan.replanning.slowdown import PATIENCE, QUIET, REFERENCE
 from syncopate.errors import EngineError
 from syncopate.recipe import Recipe
 from tests.multiprocess.engine.cases import (

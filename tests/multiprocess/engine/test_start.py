@@ -91,7 +91,7 @@ assert model.syncopate.plan == plan, model.syncopate.plan
 planning = loaded(
     "scipy", "syncopate.planning", "syncopate.costs.papers", "syncopate.costs.decide.decisions",
     "syncopate.simulation", "syncopate.calibration", "syncopate.profiling.profile",
-    "syncopate.engine.selfplan.proposals",
+    "syncopate.engine.selfplan.background.proposals",
 )
 assert planning == [], planning
 model.syncopate.detach()

@@ -38,7 +38,7 @@ def run_of(
     update_s: float = 0.004,
     variation: Variation | None = None,
 ) -> Timeline:
-    """Return a training by one plan, whatever the rate of its links is."""
+    """Return a training by one plan, the same at every rate of its links."""
     work = workload(update_s)
     own, cluster = flat(RECORDED_AT), flat(gbit)
     costs = served_costs(own, servers)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from syncopate.paramserver.narrow import Narrowing, decoded, decoded8, encoded8
 from syncopate.paramserver.tensors import flat_bytes
-from syncopate.protocol.narrow import BLOCK, push_bytes
-from syncopate.protocol.piece import Slice
+from syncopate.protocol.gradients.narrow import BLOCK, push_bytes
+from syncopate.protocol.placement.piece import Slice
 
 SIZES = [0, 1, 5, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 7]
 

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
-from syncopate.protocol.bundle import BUNDLE, Cut, Partition, bundles_of
-from syncopate.protocol.layout import Layout, TensorSpec
 from syncopate.protocol.limits import Limits
-from syncopate.protocol.piece import Slice, TableSlice
+from syncopate.protocol.placement.bundle import BUNDLE, Cut, Partition, bundles_of
+from syncopate.protocol.placement.layout import Layout, TensorSpec
+from syncopate.protocol.placement.piece import Slice, TableSlice
 from syncopate.protocol.rules import Rules
 from syncopate.protocol.server import Kept, Seat, ServerMachine
 from syncopate.protocol.slice import Position

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from syncopate.protocol import bundle, layout
 from syncopate.protocol import messages as msg
+from syncopate.protocol.placement import bundle, layout
 from syncopate.protocol.rules import Rules
 from tests.unit.protocol.network import Habit, Trouble, World
 

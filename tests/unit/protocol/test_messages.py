@@ -11,7 +11,7 @@ from syncopate.protocol import codec
 from syncopate.protocol import messages as msg
 from syncopate.protocol.limits import HEADER_BYTES
 from syncopate.protocol.messages import Refusal
-from syncopate.protocol.piece import Slice, TableSlice
+from syncopate.protocol.placement.piece import Slice, TableSlice
 from syncopate.protocol.rules import SGD, Adagrad, Adam, Rules, Updater
 from syncopate.protocol.table import Normal, Table
 

@@ -8,7 +8,7 @@ from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.limits import Limits
-from syncopate.protocol.piece import Slice
+from syncopate.protocol.placement.piece import Slice
 from syncopate.protocol.rules import SGD, Adam, Compensation, Rules, Updater
 from syncopate.protocol.server import Kept, Seat, ServerMachine
 from syncopate.protocol.slice import Position

@@ -7,8 +7,8 @@ import pytest
 from syncopate.protocol import actions as act
 from syncopate.protocol import codec
 from syncopate.protocol import messages as msg
-from syncopate.protocol.layout import Layout, TensorSpec
 from syncopate.protocol.limits import HEADER_BYTES, Limits
+from syncopate.protocol.placement.layout import Layout, TensorSpec
 from syncopate.protocol.rules import Rules
 from syncopate.protocol.server import Seat, ServerMachine
 from syncopate.protocol.worker import WorkerMachine

@@ -2,7 +2,7 @@
 
 A *flow* is what moves of a message when all of its ranks have started, or what one rank moves of it
 by itself where it is over before that. It needs no link for a while, its start-up, and then shares
-its links with the other flows there (:mod:`syncopate.analysis.replay.sharing`). Its parts, one of
+its links with the other flows there (:mod:`syncopate.analysis.replay.links`). Its parts, one of
 each rank, are over when it has come as far as they did in the recording.
 
 [Note: alone] How far a flow had come is not what was recorded: times were, beside other flows. So
@@ -20,7 +20,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from syncopate.analysis.replay.sharing import EqualLinks, Links
+from syncopate.analysis.replay.links import EqualLinks, Links
 from syncopate.artifacts.timelines.spans import Times
 
 _BEGIN, _END, _REACH, _START, _FLOW, _OVER, _MOVED = range(7)

@@ -5,9 +5,6 @@ A run begins in ``start``, with a plan that was kept or with DDP's own buckets.
 are its parts: what the user asks (``wishes``), DDP's buckets (``ddp_buckets``), a step at a time
 (``stepwise``), network probes in slices of time (``time_slices``), plans that compete
 (``contest``), what that cost (``payback``), plans that were kept (``cache``), and the log
-(``log_lines``). Held steps that measure (``sampling``) and the plans that compete (``proposals``)
-are made in a process of its own (``planner_process``).
-
-Afterwards each rank watches its steps (``watch``). Where they have become slower by the rule of
-``slowdown``, all ranks plan ``again``.
+(``log_lines``). What takes long to compute runs in a process of its own (``background/``).
+Afterwards the plan is watched, and replaced where it has gone bad (``replanning/``).
 """

@@ -11,7 +11,7 @@ from syncopate.engine.selfplan import cache
 from syncopate.engine.selfplan.contest import Contender, alike
 from syncopate.engine.selfplan.ddp_buckets import DDP
 from syncopate.engine.selfplan.payback import SHARE, pays_after
-from syncopate.engine.selfplan.slowdown import LINKS
+from syncopate.engine.selfplan.replanning.slowdown import LINKS
 from syncopate.units import format_count, format_seconds
 
 

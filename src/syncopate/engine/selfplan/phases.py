@@ -14,7 +14,7 @@ All of them train as any other step does; what is measured is what they do anywa
 6. The fastest beyond noise stays, is kept for the next run (``cache``), and one line says so.
 
 A step that costs time waits until the training has earned it (``payback``); what fits and plans
-runs beside it (``planner_process``). A run for which a plan is kept begins with it (``start``), and
+runs beside it (``background``). A run for which a plan is kept begins with it (``start``), and
 takes none of these steps. Where steps become slower later, a training plans again (``again``).
 
 [Note: loaded when needed]
@@ -43,10 +43,10 @@ from syncopate.costs.decide.noise import longer_beyond_noise
 from syncopate.costs.model.bound import wire_s
 from syncopate.engine.engine import Engine
 from syncopate.engine.selfplan import cache, contest, log_lines
+from syncopate.engine.selfplan.background.process import PlannerProcess
 from syncopate.engine.selfplan.contest import Ability, Contender
 from syncopate.engine.selfplan.ddp_buckets import DDP, first_plan, safe_plan
 from syncopate.engine.selfplan.payback import SHARE, Budget, Costs
-from syncopate.engine.selfplan.planner_process import PlannerProcess
 from syncopate.engine.selfplan.stepwise import WARMUP, Phases, Stepwise, Timed
 from syncopate.engine.selfplan.time_slices import TimeSlices
 from syncopate.engine.selfplan.wishes import Wishes
@@ -101,14 +101,14 @@ NOTHING_TO_GAIN = 0.02
 _PROBES_THE_NETWORK = tuple(
     f"syncopate.calibration.{part}" for part in ("racks.search", "racks.discovery", "probing")
 )
-_HERE = "syncopate.engine.selfplan"
-_UNMEASURED = f"{_HERE}.proposals:unmeasured"
-_PROPOSALS = f"{_HERE}.proposals:proposals"
-_WITH_INTERFERENCE = f"{_HERE}.proposals:with_interference"
-_EXPLAINED = f"{_HERE}.proposals:explained"
-_OF_SHARDED = f"{_HERE}.proposals:gain_of_sharded"
-_SAMPLING_PLANS = f"{_HERE}.sampling:sampling_plans"
-_CURVES = f"{_HERE}.sampling:curves_of"
+_BACKGROUND = "syncopate.engine.selfplan.background"
+_UNMEASURED = f"{_BACKGROUND}.proposals:unmeasured"
+_PROPOSALS = f"{_BACKGROUND}.proposals:proposals"
+_WITH_INTERFERENCE = f"{_BACKGROUND}.proposals:with_interference"
+_EXPLAINED = f"{_BACKGROUND}.proposals:explained"
+_OF_SHARDED = f"{_BACKGROUND}.proposals:gain_of_sharded"
+_SAMPLING_PLANS = f"{_BACKGROUND}.sampling:sampling_plans"
+_CURVES = f"{_BACKGROUND}.sampling:curves_of"
 _HANDLING = "syncopate.calibration.message_overhead:handling_of"
 
 

@@ -16,10 +16,10 @@ from syncopate.artifacts.workload import Workload
 from syncopate.engine import console
 from syncopate.engine.engine import Engine
 from syncopate.engine.selfplan import cache, log_lines
-from syncopate.engine.selfplan.again import watch_over
 from syncopate.engine.selfplan.contest import Contender
 from syncopate.engine.selfplan.ddp_buckets import first_plan
 from syncopate.engine.selfplan.phases import SelfPlanner
+from syncopate.engine.selfplan.replanning.again import watch_over
 from syncopate.engine.selfplan.stepwise import WARMUP, Phases, Stepwise
 from syncopate.engine.selfplan.wishes import Wishes
 from syncopate.units import format_seconds

@@ -14,7 +14,7 @@ from syncopate.paramserver.rows.index import RowIndex, Slots
 from syncopate.paramserver.rows.updates import Chosen, beginning, update_rows
 from syncopate.paramserver.tensors import dtype_of
 from syncopate.protocol.actions import Initialise, Stage, Update
-from syncopate.protocol.piece import TableSlice
+from syncopate.protocol.placement.piece import TableSlice
 from syncopate.protocol.rules import STEPS, Updater
 
 IDS, WEIGHTS = "ids", "weights"

@@ -19,9 +19,9 @@ from syncopate.paramserver.session import Session
 from syncopate.paramserver.tensors import dtype_of, is_direct, name_of
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Action, Fill
-from syncopate.protocol.bundle import Place
 from syncopate.protocol.limits import Limits
-from syncopate.protocol.piece import Slice, TableSlice
+from syncopate.protocol.placement.bundle import Place
+from syncopate.protocol.placement.piece import Slice, TableSlice
 from syncopate.protocol.rules import STEPS, Rules
 from syncopate.protocol.table import MOST_TABLES, Table, columns_of, key_of, require_rows
 from syncopate.protocol.worker import WorkerMachine

@@ -14,8 +14,8 @@ from torch import Tensor
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.paramserver.tensors import flat_bytes, joined, part_of, parted
 from syncopate.protocol.actions import Fill
-from syncopate.protocol.layout import Layout
-from syncopate.protocol.piece import Slice
+from syncopate.protocol.placement.layout import Layout
+from syncopate.protocol.placement.piece import Slice
 from syncopate.protocol.rules import (
     MEAN_SQUARE,
     SGD,

@@ -30,10 +30,10 @@ from syncopate.paramserver.tensors import (
 )
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Add, Answer, Ask, Initialise, Measure, Stage, Update
-from syncopate.protocol.bundle import Cut
+from syncopate.protocol.gradients.narrow import is_narrowed
 from syncopate.protocol.messages import Refusal
-from syncopate.protocol.narrow import is_narrowed
-from syncopate.protocol.piece import Slice, TableSlice
+from syncopate.protocol.placement.bundle import Cut
+from syncopate.protocol.placement.piece import Slice, TableSlice
 from syncopate.protocol.rules import STEPS, Rules
 from syncopate.protocol.slice import Position
 from syncopate.protocol.table import ID_BYTES, columns_of

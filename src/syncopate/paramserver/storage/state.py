@@ -34,7 +34,7 @@ from syncopate.errors import ArtifactError
 from syncopate.output import write_output
 from syncopate.paramserver.storage.durable import save_durably, sync_folder
 from syncopate.paramserver.tensors import dtype_of, flat_bytes, name_of
-from syncopate.protocol.piece import Slice, TableSlice
+from syncopate.protocol.placement.piece import Slice, TableSlice
 from syncopate.protocol.rules import Rules
 from syncopate.protocol.slice import Position
 

@@ -19,9 +19,9 @@ from syncopate.metrics.endpoint import Endpoint, local_rank, wanted
 from syncopate.paramserver.wire.counters import Counters
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import SCHEDULER, Peer
-from syncopate.protocol.bundle import BUNDLE
-from syncopate.protocol.layout import Layout
-from syncopate.protocol.piece import Slice
+from syncopate.protocol.placement.bundle import BUNDLE
+from syncopate.protocol.placement.layout import Layout
+from syncopate.protocol.placement.piece import Slice
 from syncopate.tracing import capture as captures
 from syncopate.tracing.served import rows
 from syncopate.tracing.served.rows import (

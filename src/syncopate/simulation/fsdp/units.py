@@ -50,7 +50,7 @@ def add_units(
     assert gathers is not None
     pulls = [pull for pull in traffic.pulls if pull is not None]
     order = sorted(range(count - 1), key=lambda unit: (pulls[unit].needed_s, -unit))
-    order.insert(0, count - 1)  # the root unit, whatever needs it
+    order.insert(0, count - 1)  # the root unit is always gathered first
     ready_s = accumulate((push.ready_s for push in traffic.pushes), max, initial=workload.forward_s)
     *back_s, last_s = ready_s
     computed_s = max(last_s, workload.forward_s + workload.backward_s)

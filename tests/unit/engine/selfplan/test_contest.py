@@ -16,7 +16,8 @@ from syncopate.artifacts.cluster import (
 )
 from syncopate.artifacts.plan import Plan
 from syncopate.artifacts.workload import GradientTensor, Workload
-from syncopate.engine.selfplan import contest, log_lines, proposals
+from syncopate.engine.selfplan import contest, log_lines
+from syncopate.engine.selfplan.background import proposals
 from syncopate.engine.selfplan.contest import Ability, Contender
 from syncopate.engine.selfplan.ddp_buckets import safe_plan
 from syncopate.engine.selfplan.wishes import Asked

@@ -11,7 +11,7 @@ from syncopate.delay import Delay, LocalSGD
 from syncopate.engine.selfplan import log_lines
 from syncopate.engine.selfplan.contest import BEFORE, Contender
 from syncopate.engine.selfplan.ddp_buckets import DDP
-from syncopate.engine.selfplan.slowdown import COMPUTATION, LINKS
+from syncopate.engine.selfplan.replanning.slowdown import COMPUTATION, LINKS
 from tests.unit import examples
 
 

@@ -18,7 +18,7 @@ from syncopate.paramserver.tensors import frame_of
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Initialise, Stage, Update
 from syncopate.protocol.messages import Refusal
-from syncopate.protocol.piece import Slice, TableSlice
+from syncopate.protocol.placement.piece import Slice, TableSlice
 from syncopate.protocol.rules import SGD, Adagrad, Adam, Rules
 from syncopate.protocol.table import TABLES, Normal, Table
 

@@ -10,8 +10,8 @@ import torch
 from syncopate.paramserver.storage.shard import Shard
 from syncopate.paramserver.tensors import flat_bytes, frame_of
 from syncopate.protocol.actions import Add, Initialise, Measure, Stage, Update
-from syncopate.protocol.bundle import BUNDLE, Cut
-from syncopate.protocol.piece import Slice
+from syncopate.protocol.placement.bundle import BUNDLE, Cut
+from syncopate.protocol.placement.piece import Slice
 from syncopate.protocol.rules import SGD, Rules
 
 RULES = Rules(optimizer=SGD(lr=1.0), clip_norm=1.0)

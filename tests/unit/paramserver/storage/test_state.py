@@ -18,8 +18,8 @@ from syncopate.paramserver.storage.shard import Shard
 from syncopate.paramserver.storage.state import Committer, Identity, Record, StateFolder, encoded
 from syncopate.paramserver.tensors import flat_bytes, frame_of
 from syncopate.protocol.actions import Add, Fill, Initialise, Stage, Update
-from syncopate.protocol.bundle import BUNDLE, Cut, bundles_of
-from syncopate.protocol.piece import Slice
+from syncopate.protocol.placement.bundle import BUNDLE, Cut, bundles_of
+from syncopate.protocol.placement.piece import Slice
 from syncopate.protocol.rules import SGD, Adam, Rules
 from syncopate.protocol.slice import Position
 from tests.children import HANGS_S

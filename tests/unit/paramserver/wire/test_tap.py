@@ -11,7 +11,7 @@ from syncopate.errors import ArtifactError
 from syncopate.paramserver.wire.tap import Tap
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import SCHEDULER
-from syncopate.protocol.piece import Slice
+from syncopate.protocol.placement.piece import Slice
 from syncopate.protocol.rules import Rules
 from syncopate.tracing import capture
 from syncopate.tracing.served.read import node_files, served_of

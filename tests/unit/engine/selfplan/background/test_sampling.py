@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncopate.artifacts.cluster import Cluster
-from syncopate.engine.selfplan.sampling import (
+from syncopate.engine.selfplan.background.sampling import (
     MOST_ALGORITHMS,
     SMALLEST_BYTES,
     contenders,

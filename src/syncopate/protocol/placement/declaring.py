@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from syncopate.protocol import messages as msg
-from syncopate.protocol.layout import Layout
 from syncopate.protocol.limits import DECLARE_BYTES
-from syncopate.protocol.piece import Slice
+from syncopate.protocol.placement.layout import Layout
+from syncopate.protocol.placement.piece import Slice
 from syncopate.protocol.rules import Rules
 
 _SLICE_BYTES = 32

@@ -1,4 +1,4 @@
-"""Proposals: the plans that compete, made and predicted; the work of ``planner_process``.
+"""Proposals: the plans that compete, made and predicted; the work of ``process``.
 
 [Note: plans that need no measurement]
 Small buckets in rings, scattered and gathered on two channels in turn, are close to the best plan

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncopate.protocol import bundle as module
-from syncopate.protocol.bundle import BUNDLE, Bundle, Cut, Partition, bundles_of
-from syncopate.protocol.piece import Slice
+from syncopate.protocol.placement import bundle as module
+from syncopate.protocol.placement.bundle import BUNDLE, Bundle, Cut, Partition, bundles_of
+from syncopate.protocol.placement.piece import Slice
 from syncopate.units import MIB
 
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from syncopate.engine.engine import Engine
-from syncopate.engine.selfplan.slowdown import Change, Slowdown, Window
+from syncopate.engine.selfplan.replanning.slowdown import Change, Slowdown, Window
 from syncopate.engine.step import Step
 from syncopate.tracing.clocks import Clock
 

@@ -1,4 +1,4 @@
-"""Clipping: all servers take a step with the same norm, whatever happens to messages."""
+"""Clipping: all servers take a step with the same norm, on lossy links too."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from syncopate.errors import InvalidValueError
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
-from syncopate.protocol.bundle import Cut
-from syncopate.protocol.clipping import Norms, StepNorm
+from syncopate.protocol.gradients.clipping import Norms, StepNorm
 from syncopate.protocol.limits import Limits
-from syncopate.protocol.piece import Slice
+from syncopate.protocol.placement.bundle import Cut
+from syncopate.protocol.placement.piece import Slice
 from syncopate.protocol.rules import Rules
 from syncopate.protocol.server import Seat, ServerMachine
 from syncopate.protocol.table import require_rows

@@ -14,8 +14,8 @@ from functools import cached_property
 import msgspec
 
 from syncopate.errors import InvalidValueError, UnknownNameError
-from syncopate.protocol.bundle import BUNDLE, LEAST_RUN, Partition, bundles_of
-from syncopate.protocol.piece import Slice
+from syncopate.protocol.placement.bundle import BUNDLE, LEAST_RUN, Partition, bundles_of
+from syncopate.protocol.placement.piece import Slice
 from syncopate.units import DTYPE_BYTES, dtype_bytes
 
 _UNIT = 64

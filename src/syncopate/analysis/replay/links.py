@@ -1,4 +1,4 @@
-"""Sharing: what flows get of the links that they are on together.
+"""Links: what flows get of those that they are on together.
 
 *Equally*: a link of capacity c gives each of n flows c / n.
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
-from syncopate.engine.selfplan.slowdown import (
+from syncopate.engine.selfplan.replanning.slowdown import (
     COMPUTATION,
     LINKS,
     PATIENCE,

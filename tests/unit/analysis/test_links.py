@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from syncopate.analysis.replay.sharing import EqualLinks, TurnLinks
+from syncopate.analysis.replay.links import EqualLinks, TurnLinks
 
 POOL = -1
 

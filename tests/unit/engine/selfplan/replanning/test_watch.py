@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from syncopate.engine.selfplan import watch
-from syncopate.engine.selfplan.slowdown import Window
-from syncopate.engine.selfplan.watch import PlanWatch, waiting_s
+from syncopate.engine.selfplan.replanning import watch
+from syncopate.engine.selfplan.replanning.slowdown import Window
+from syncopate.engine.selfplan.replanning.watch import PlanWatch, waiting_s
 from syncopate.engine.step import Step
 from syncopate.tracing.clocks import HostClock, clock_for
 

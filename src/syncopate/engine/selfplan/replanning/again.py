@@ -18,9 +18,15 @@ from syncopate.engine.engine import Engine
 from syncopate.engine.selfplan import log_lines
 from syncopate.engine.selfplan.contest import BEFORE, Contender, alike
 from syncopate.engine.selfplan.phases import SelfPlanner
-from syncopate.engine.selfplan.slowdown import COMPUTATION, QUIET, Change, Slowdown, causes_of
+from syncopate.engine.selfplan.replanning.slowdown import (
+    COMPUTATION,
+    QUIET,
+    Change,
+    Slowdown,
+    causes_of,
+)
+from syncopate.engine.selfplan.replanning.watch import PlanWatch
 from syncopate.engine.selfplan.stepwise import Phases
-from syncopate.engine.selfplan.watch import PlanWatch
 from syncopate.engine.selfplan.wishes import Wishes
 from syncopate.errors import SyncopateError
 

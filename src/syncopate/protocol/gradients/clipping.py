@@ -22,8 +22,8 @@ from collections.abc import Iterable
 
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Send
-from syncopate.protocol.bundle import Cut
 from syncopate.protocol.messages import SOON
+from syncopate.protocol.placement.bundle import Cut
 
 
 def _total(squares: Iterable[float]) -> float:

@@ -8,7 +8,7 @@ the weights themselves are never narrowed, and servers add in the gradient's own
 
 from __future__ import annotations
 
-from syncopate.protocol.piece import Slice
+from syncopate.protocol.placement.piece import Slice
 from syncopate.protocol.rules import INT8
 from syncopate.recipe import wire_dtype_of
 from syncopate.units import dtype_bytes

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from syncopate.engine.selfplan.planner_process import PlannerProcess, serve
+from syncopate.engine.selfplan.background.process import PlannerProcess, serve
 from syncopate.errors import PlanError
 from tests.children import environment
 
@@ -43,7 +43,7 @@ def test_it_knows_nothing_of_torch_even_when_it_has_planned(aside: PlannerProces
     plan = aside.run(PLAN, "m", tensors, 2).result(WITHIN_S)
     assert plan.buckets[0].tensors == ("b", "a")
     for module in ("proposals", "sampling"):
-        aside.run(f"syncopate.engine.selfplan.{module}:__name__.upper").result(WITHIN_S)
+        aside.run(f"syncopate.engine.selfplan.background.{module}:__name__.upper").result(WITHIN_S)
     aside.run("syncopate.calibration.message_overhead:__name__.upper").result(WITHIN_S)
     assert not aside.run("sys:modules.__contains__", "torch").result(WITHIN_S)
 
@@ -98,7 +98,7 @@ def test_it_ends_with_the_questions_and_answers_each() -> None:
 
 
 _LEFT = """
-from syncopate.engine.selfplan.planner_process import PlannerProcess
+from syncopate.engine.selfplan.background.process import PlannerProcess
 aside = PlannerProcess()
 print(aside.run("os:getpid").result(60), flush=True)
 aside.run("time:sleep", 0.2)

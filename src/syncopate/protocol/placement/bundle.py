@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from syncopate.protocol.piece import Slice
+from syncopate.protocol.placement.piece import Slice
 from syncopate.units import KIB, MIB, dtype_bytes
 
 BUNDLE = 2**31

@@ -110,7 +110,7 @@ def _environment() -> dict[str, str]:
 
     It is no rank either: in a rank, importing this package loads torch.
     """
-    here = str(Path(__file__).parents[3])
+    here = str(Path(__file__).parents[4])
     kept = {
         name: value
         for name, value in os.environ.items()

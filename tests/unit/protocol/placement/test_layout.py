@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncopate.errors import InvalidValueError, UnknownNameError
-from syncopate.protocol.layout import Layout, TensorSpec
+from syncopate.protocol.placement.layout import Layout, TensorSpec
 from syncopate.units import MIB
 
 SIZES = st.lists(st.integers(0, 5000), min_size=1, max_size=20)

@@ -1,0 +1,1 @@
+"""Gradients: in fewer bits on the wire (``narrow``), clipped by a step's norm (``clipping``)."""
