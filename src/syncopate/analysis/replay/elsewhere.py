@@ -30,11 +30,11 @@ from syncopate.analysis.evidence.links import RECORDED
 from syncopate.analysis.exposure import exposures
 from syncopate.analysis.phases import COMMUNICATION, phases
 from syncopate.analysis.replay.flows import Flow, Played, Player, Program, swept
+from syncopate.analysis.replay.links import EqualLinks
 from syncopate.analysis.replay.played import Replay, by_turns, is_served
 from syncopate.analysis.replay.program import POOL_IN, POOL_OUT, program_of
 from syncopate.analysis.replay.rank import PULL
 from syncopate.analysis.replay.served import Served
-from syncopate.analysis.replay.links import EqualLinks
 from syncopate.analysis.work import whole
 from syncopate.artifacts.timeline import OWN_CLUSTER, Timeline
 from syncopate.artifacts.timelines.alike import shared
