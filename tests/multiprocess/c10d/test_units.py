@@ -19,7 +19,7 @@ from syncopate.artifacts.plan import Plan
 from syncopate.artifacts.workload import Workload
 from syncopate.c10d.fsdp2 import AllGather, Links, ReduceScatter
 from syncopate.c10d.units import wrap
-from syncopate.errors import InvalidValueError, PlanError
+from syncopate.errors import EngineError, InvalidValueError, PlanError
 from syncopate.planning.registry import Policy
 from syncopate.zoo.task import Task
 from tests.multiprocess.harness import run_ranks
@@ -253,6 +253,27 @@ def test_what_a_plan_cannot_be_applied_to_is_refused(tmp_path: Path) -> None:
         assert "ignored_params" in told
         assert "left out without a plan" in without
         assert "up.bias' cannot be in a unit of its own" in torn
+
+
+def trained_otherwise(rank: int, size: int, plan: Plan) -> list[str]:
+    said = []
+    for train in (
+        lambda model: syncopate.distribute(model, plan=plan),
+        lambda model: syncopate.distribute(
+            model, torch.optim.SGD(model.parameters(), lr=0.1), plan=plan
+        ),
+        lambda model: syncopate.ddp(model, plan=plan),
+    ):
+        with pytest.raises(EngineError) as refusal:
+            train(Model())
+        said.append(str(refusal.value))
+    return said
+
+
+def test_others_say_who_trains_by_it() -> None:
+    for said in run_ranks(trained_otherwise, 2, planned(2)):
+        assert len(said) == 3
+        assert all("give this plan to syncopate.fsdp2(model, plan=plan)" in one for one in said)
 
 
 def recorded(rank: int, size: int, path: str) -> None:

@@ -41,11 +41,7 @@ def require_fit(
     """
     if not isinstance(plan, Plan):
         raise InvalidValueError("plan", plan, "a syncopate.Plan")
-    if EXCHANGES[plan.exchange].gathers:
-        raise EngineError(
-            f"the {plan.exchange} exchange is that of torch's fully_shard: give this plan to "
-            "syncopate.fsdp2(model, plan=plan), or plan another exchange"
-        )
+    require_whole_weights(plan.exchange)
     plan.require_fit(tensors_of(trainables), world_size)
     if plan.weight_sync_period and not optimizers:
         raise EngineError(
@@ -63,6 +59,19 @@ def require_fit(
             trained_by(trainables, optimizers)
     require_delay(plan.delay or plan.local_sgd, optimizers)
     require_recipes(plan)
+
+
+def require_whole_weights(exchange: str) -> None:
+    """Refuse an exchange whose weights are gathered before each use.
+
+    Raises:
+        EngineError: it is such a one.
+    """
+    if EXCHANGES[exchange].gathers:
+        raise EngineError(
+            f"the {exchange} exchange is that of torch's fully_shard: give this plan to "
+            "syncopate.fsdp2(model, plan=plan), or plan another exchange"
+        )
 
 
 def require_recipes(plan: Plan) -> None:

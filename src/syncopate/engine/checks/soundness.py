@@ -29,7 +29,7 @@ from syncopate.collectives.store import Store
 from syncopate.delay import Delay, LocalSGD, delay_of
 from syncopate.engine.buckets import Trainable, dtype_name
 from syncopate.engine.checks.agreement import Checks, Fact
-from syncopate.engine.checks.fit import require_delay
+from syncopate.engine.checks.fit import require_delay, require_whole_weights
 from syncopate.engine.exchange.optimizers import kind_of
 from syncopate.engine.exchange.serving.servers import Servers, served_by
 from syncopate.engine.exchange.serving.tables import SPARSE, Embedded
@@ -403,6 +403,7 @@ def _require_updatable(exchange: str | None, optimizers: Sequence[Any]) -> None:
     """Refuse an exchange that goes through the optimizers' steps where that cannot be."""
     if exchange is None or not EXCHANGES[exchange].pull:
         return
+    require_whole_weights(exchange)
     if not optimizers:
         raise EngineError(
             f"the {exchange} exchange updates weights in the optimizer's step; give the optimizer, "

@@ -21,7 +21,7 @@ from syncopate.engine import console
 from syncopate.engine.buckets import Trainable
 from syncopate.engine.checks.agreement import Checks, agree
 from syncopate.engine.checks.connect import require_process_group
-from syncopate.engine.checks.fit import require_recipes, tensors_of
+from syncopate.engine.checks.fit import require_recipes, require_whole_weights, tensors_of
 from syncopate.engine.checks.soundness import sound_parameters, tensor_facts
 from syncopate.engine.ddp.buckets import PlannedBuckets
 from syncopate.engine.ddp.group import group_of
@@ -165,6 +165,7 @@ def require_runnable(plan: Plan, trainables: Sequence[Trainable], world_size: in
         PlanError: it is for another model or rank count.
         UnknownNameError: no such algorithm, or an option that it does not take.
     """
+    require_whole_weights(plan.exchange)
     more = (
         (f"of the {plan.exchange} exchange", plan.exchange != ALLREDUCE),
         ("with a delay", plan.delay is not None),
