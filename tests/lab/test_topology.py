@@ -113,7 +113,7 @@ def test_a_file_names_the_racks_and_nobody_searches_for_them(tmp_path: Path):
     short, whole = tmp_path / "short.txt", tmp_path / "whole.txt"
     short.write_text("host0 left\nhost1 right\nhost2 left\n")
     whole.write_text("# hall 1\nhost9 right\nhost3 right\nhost1 right\nhost2 left\nhost0 left\n")
-    options = ("--budget", "1", "--sizes", "4KiB", "--algorithms", "native")
+    options = ("--budget", "4", "--sizes", "4KiB", "--algorithms", "native")
 
     def told(table: Path) -> list[tuple[int, str]]:
         words = ("--racks", str(table), "-o", f"{table}.json", *options)
