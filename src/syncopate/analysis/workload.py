@@ -103,8 +103,8 @@ def recorded_workload(timeline: Timeline) -> Workload:
     )
 
 
-def assumed(timeline: Timeline) -> str:
-    """Return the assumptions of a recording's workload, in words."""
+def assumed(timeline: Timeline, found: Workload) -> str:
+    """Return the assumptions of ``found``, the workload of a recording, in words."""
     counted = set(steady([work.iteration for work in works(timeline)]))
     single = _seen(timeline, _buckets(timeline, counted))
     sizes = (
@@ -113,11 +113,13 @@ def assumed(timeline: Timeline) -> str:
         else "what a bucket carried is taken for pieces of up to a mebibyte that are ready one "
         "after the other"
     )
-    overlap = recorded_overlap(_of(timeline.columns, counted))
-    beside = f", and messages beside it take {overlap.collective_stretch:.2f} times as long"
+    beside = ""
+    if found.interference is not None and not found.interference.is_ideal:
+        stretch = found.interference.collective_stretch
+        beside = f", and messages beside it take {stretch:.2f} times as long"
     return (
         f"gradients and times are those of {timeline.name}: {sizes}; computation lasts as long as "
-        "it did beside that run's communication" + ("" if overlap.is_ideal else beside)
+        f"it did beside that run's communication{beside}"
     )
 
 

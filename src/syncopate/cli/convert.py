@@ -261,7 +261,7 @@ def _recorded(given: tuple[Path, ...], to: str, table: Table) -> dict[str, bytes
         from syncopate.analysis.workload import assumed, recorded_workload
 
         workload = recorded_workload(timeline)
-        note(assumed(timeline))
+        note(assumed(timeline, workload))
         return {"": workload.to_json()}
     if to in OF_RANKS:
         once = replace(timeline, spans=timeline.kept)

@@ -54,6 +54,6 @@ def test_where_all_messages_come_behind_backward_nothing_is_known_of_overlap():
 
 
 def test_the_assumption_is_said():
-    stretched = _recorded(Interference(collective_stretch=2))
-    assert "messages beside it take 2.0" in assumed(stretched)
-    assert "messages" not in assumed(_recorded(Interference()))
+    stretched, plain = _recorded(Interference(collective_stretch=2)), _recorded(Interference())
+    assert "messages beside it take 2.0" in assumed(stretched, recorded_workload(stretched))
+    assert "messages" not in assumed(plain, recorded_workload(plain))

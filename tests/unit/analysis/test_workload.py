@@ -48,8 +48,8 @@ def test_gradients_that_were_seen_one_by_one_are_taken_as_they_were():
         ("gradient 2 (25)", 100),
     ]
     assert found.ready_s == pytest.approx((3.0, 4.0, 6.0))
-    assert "without its name" in assumed(timeline)
-    assert "pieces of up to a mebibyte" in assumed(made(2, 3))
+    assert "without its name" in assumed(timeline, recorded_workload(timeline))
+    assert "pieces of up to a mebibyte" in assumed(made(2, 3), recorded_workload(made(2, 3)))
 
 
 def test_gradients_that_are_not_what_buckets_carried_do_not_count():

@@ -92,7 +92,8 @@ def _recorded(path: Path) -> Trained:
     if profile is not None:
         workload, remark = Workload.load(profile), f"the training is that of {profile}"
     else:
-        workload, remark = recorded_workload(timeline), assumed(timeline)
+        workload = recorded_workload(timeline)
+        remark = assumed(timeline, workload)
     policy = timeline.metadata.get("policy", "")
     return Trained(
         workload=workload,
