@@ -244,11 +244,6 @@ def best_plan(
             for channels in CHANNELS
         ]
         tried = [with_delay(each, delay, workload, cluster) for each in plans]
-        return min(tried, key=_expected_s)
+        return min(tried, key=lambda each: each.expected_s)
     except SyncopateError as error:
         raise UnavailableError(str(error)) from error
-
-
-def _expected_s(plan: Plan) -> float:
-    assert plan.prediction is not None
-    return plan.prediction.iteration_s

@@ -28,7 +28,7 @@ message travels as several, over several channels. They are ready at once, and n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import ClassVar, NamedTuple
 
@@ -311,6 +311,12 @@ class Plan(Shown, Artifact, frozen=True, kw_only=True):
         if EXCHANGES[self.exchange].asks_servers:
             self._require_served()
 
+    @property
+    def expected_s(self) -> float:
+        """The predicted iteration; only plans that were made for a cluster have a prediction."""
+        assert self.prediction is not None
+        return self.prediction.iteration_s
+
     def summary(self) -> tuple[str, ...]:
         """Return the plan's model, cluster and prediction in words."""
         buckets = format_count(len(self.buckets), "bucket")
@@ -375,9 +381,8 @@ class Plan(Shown, Artifact, frozen=True, kw_only=True):
             InvalidValueError: the plan is of an exchange that does not go with it.
         """
         local, delay = (delay, None) if isinstance(delay, LocalSGD) else (None, delay)
-        change = _like_the_first(self.buckets)
         late = delay and delay.is_late and self.exchange == SHARDED
-        buckets = tuple(map(change, self.buckets)) if late else self.buckets
+        buckets = _all_pulled(self.buckets) if late else self.buckets
         told = {"delay": delay, "local_sgd": local, "pull_period": delay.k if delay else 1}
         new: Plan = replace(self, buckets=buckets, pulled_behind=0, prediction=None, **told)
         return replace(new, reason="")
@@ -551,24 +556,18 @@ def filled(nbytes: Iterable[float], bucket_bytes: int = DDP_BUCKET_BYTES) -> tup
     return tuple(ends) if ends and ends[-1] == count else (*ends, count)
 
 
-def _like_the_first(buckets: Sequence[Bucket]) -> Callable[[Bucket], Bucket]:
-    """Return what gives a bucket that is not pulled the recipes of the first that is."""
+def _all_pulled(buckets: Sequence[Bucket]) -> tuple[Bucket, ...]:
+    """Return the buckets; one that is not pulled gets the recipes of the first that is."""
     kind = EXCHANGES[SHARDED]
-    pulled = next((bucket for bucket in buckets if bucket.pull is not None), None)
-    push, pull = Recipe(kind.push, "ring"), Recipe(kind.pull, "ring")
-    if pulled is not None and pulled.pull is not None:
-        push, pull = pulled.push, pulled.pull
+    usual = Recipe(kind.push, "ring"), Recipe(kind.pull, "ring")
+    push, pull = next(((one.push, one.pull) for one in buckets if one.pull), usual)
 
-    def changed(bucket: Bucket) -> Bucket:
-        if bucket.pull is not None:
-            return bucket
-        channel = bucket.push.channel
-        made: Bucket = replace(
-            bucket, push=replace(push, channel=channel), pull=replace(pull, channel=channel)
-        )
-        return made
+    def on(recipe: Recipe, bucket: Bucket) -> Recipe:
+        return replace(recipe, channel=bucket.push.channel)
 
-    return changed
+    return tuple(
+        one if one.pull else replace(one, push=on(push, one), pull=on(pull, one)) for one in buckets
+    )
 
 
 def require_all_parts(buckets: Sequence[Bucket], numels: Mapping[str, int]) -> None:

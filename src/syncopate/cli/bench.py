@@ -162,9 +162,7 @@ def bench(
     if results["html"] is not None:
         require_html()
     known = load_cluster(cluster) if cluster is not None and is_leader() else None
-    code = ranks.start_if_asked(where.local)
-    if code is not None:
-        raise typer.Exit(code)
+    ranks.start_if_asked(where.local)
     ranks.require_ranks("bench")
     bar = progress_bar(f"measuring {sweep.collective}")
     with ranks.joined(device=where.device) as communicator, bar as progress:

@@ -12,13 +12,11 @@ import syncopate
 from syncopate.artifacts.cluster import Cluster
 from syncopate.cli.common import ranks
 from syncopate.cli.common.console import (
-    err,
     is_leader,
-    out,
     progress_bar,
     require_one_writer,
-    say_json,
-    say_written,
+    save_and_show,
+    warn,
 )
 from syncopate.cli.common.options import grouped, items
 from syncopate.errors import InvalidValueError
@@ -68,9 +66,7 @@ def calibrate(
     require_one_writer(json, ("--output", output))
     size_list = [parse_bytes(size) for size in items(sizes)] or None
     names = _collectives(collectives)
-    code = ranks.start_if_asked(where.local)
-    if code is not None:
-        raise typer.Exit(code)
+    ranks.start_if_asked(where.local)
     ranks.require_ranks("calibrate")
     bar = progress_bar("calibrating")
     with ranks.joined(device=where.device) as communicator, bar as progress:
@@ -104,14 +100,8 @@ def _collectives(text: str) -> tuple[str, ...]:
 
 
 def _show(cluster: Cluster, output: Path, json: bool) -> None:
-    cluster.save(output)
-    if json:
-        say_json(cluster.to_json())
-        say_written(output)
-        for warning in cluster.warnings:
-            err().print(f"warning: {warning}", markup=False)
-        return
     from syncopate.reports.terminal import cluster_report
 
-    out(beside=output).print(cluster_report(cluster))
-    say_written(output)
+    save_and_show(cluster, output, json, lambda: cluster_report(cluster))
+    for warning in cluster.warnings if json else ():  # the report has them
+        warn(warning)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from syncopate.cli.common.console import out, remark, require_one_writer, say_written
-from syncopate.cli.common.topology import with_topology
+from syncopate.cli.common.options import grouped
+from syncopate.cli.common.topology import topology_options
 from syncopate.errors import InvalidValueError
 from syncopate.lab.topology import Topology
 from syncopate.output import is_standard_output
@@ -35,7 +36,7 @@ _LabId = Annotated[str | None, typer.Option("--lab", help="Which one, when sever
 
 
 @lab.command(context_settings=_COMMAND)
-@with_topology
+@grouped(topology=topology_options)
 def run(
     *,
     topology: Topology,
@@ -97,7 +98,7 @@ def run(
 
 
 @lab.command()
-@with_topology
+@grouped(topology=topology_options)
 def up(*, topology: Topology) -> None:
     """Make a lab that stands until `lab down`, and say how to use it.
 

@@ -22,8 +22,7 @@ from syncopate.cli.common.console import (
     out,
     progress_bar,
     require_one_writer,
-    say_json,
-    say_written,
+    save_and_show,
 )
 from syncopate.cli.common.options import grouped
 from syncopate.errors import CalibrationError, InvalidValueError, SyncopateError
@@ -213,9 +212,7 @@ def profile(
         here.require_unsaid()
         _show_estimated(_estimate(builder, absent, optimizer), output, json)
         return
-    code = ranks.start_if_asked(here.local)
-    if code is not None:
-        raise typer.Exit(code)
+    ranks.start_if_asked(here.local)
     with progress_bar("profiling") as progress:
         workload = _profile(builder, here, optimizer, progress)
     if is_leader():
@@ -246,15 +243,9 @@ def _profile(
 
 
 def _show(workload: Workload, output: Path, json: bool) -> None:
-    workload.save(output)
-    if json:
-        say_json(workload.to_json())
-        say_written(output)
-        return
     from syncopate.reports.terminal import workload_report
 
-    out(beside=output).print(workload_report(workload))
-    say_written(output)
+    save_and_show(workload, output, json, lambda: workload_report(workload))
 
 
 def _estimate(builder: str, absent: Absent, optimizer: str | None) -> Estimated:

@@ -90,7 +90,7 @@ def with_delay(
     steps = f"every {delay.k} steps" if delay.k > 1 else "after every step, one iteration late"
     reason = f"weights pulled {steps}: {format_seconds(found.iteration_s)}"
     if plan.prediction is not None:
-        reason += f" against {format_seconds(_expected_s(plan))} synchronously"
+        reason += f" against {format_seconds(plan.expected_s)} synchronously"
     return replace(changed, prediction=found, reason=reason)
 
 
@@ -137,8 +137,8 @@ def proposed(plans: Sequence[Plan]) -> Plan:
     Args:
         plans: with their predictions: the synchronous one, and those of :func:`delays`.
     """
-    best_s = min(_expected_s(plan) for plan in plans)
-    near = [plan for plan in plans if _expected_s(plan) <= (1 + NOISE) * best_s]
+    best_s = min(plan.expected_s for plan in plans)
+    near = [plan for plan in plans if plan.expected_s <= (1 + NOISE) * best_s]
     return min(near, key=lambda plan: plan.pull_period)
 
 
@@ -150,7 +150,7 @@ def gains(plan: Plan, plans: Sequence[Plan]) -> str:
         plans: those of :func:`delays`.
     """
     assert plan.prediction is not None
-    now_s, best_s = _expected_s(plan), min(map(_expected_s, plans))
+    now_s, best_s = plan.expected_s, min(each.expected_s for each in plans)
     if now_s > (1 + NOISE) * best_s:
         return ""
     return (
@@ -186,8 +186,3 @@ def limits(plan: Plan, workload: Workload, cluster: Cluster) -> str:
         f"longer than the {format_seconds(computing_s)} of forward and backward, and no k changes "
         f"that: {instead}larger batches, or several accumulated under no_sync(), push less often"
     )
-
-
-def _expected_s(plan: Plan) -> float:
-    assert plan.prediction is not None
-    return plan.prediction.iteration_s

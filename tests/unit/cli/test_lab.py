@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 
 from syncopate.cli import lab, main
 from syncopate.cli.app import app
-from syncopate.cli.common.topology import with_topology
+from syncopate.cli.common.options import grouped
+from syncopate.cli.common.topology import topology_options
 from syncopate.lab import support
 from syncopate.lab.network import LinkCounter
 from syncopate.lab.state import LabState
@@ -21,7 +22,7 @@ def _parse(*arguments: str) -> Topology:
     builder = typer.Typer()
 
     @builder.command()
-    @with_topology
+    @grouped(topology=topology_options)
     def build(*, topology: Topology, word: str = "") -> None:
         """Build."""
         assert word in ("", "x")

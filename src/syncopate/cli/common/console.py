@@ -22,6 +22,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.segment import Segment
 from rich.text import Text
 
+from syncopate.artifacts.artifact import Artifact
 from syncopate.cli.common.launcher import LAUNCHER
 from syncopate.errors import InvalidValueError, visible
 from syncopate.output import is_standard_output, newly_made
@@ -138,6 +139,30 @@ def say_written(*paths: Path | None) -> None:
     if made:
         told += f", in the new folder{'s' * (len(made) > 1)} {' and '.join(map(str, made))}"
     remark(told)
+
+
+def save_and_show(
+    found: Artifact,
+    output: Path,
+    json: bool,
+    report: Callable[[], RenderableType],
+    page: Path | None = None,
+) -> None:
+    """Save a result, print it, and say which files were written.
+
+    Args:
+        found: the result.
+        output: its file.
+        json: whether to print its JSON.
+        report: makes its text for a terminal, printed otherwise; called only then.
+        page: a file that was written beside it.
+    """
+    found.save(output)
+    if json:
+        say_json(found.to_json())
+    else:
+        out(beside=output).print(report())
+    say_written(output, page)
 
 
 def require_one_writer(json: bool, *outputs: tuple[str, Path | None]) -> None:

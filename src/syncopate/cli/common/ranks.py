@@ -130,20 +130,18 @@ def started() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def start_if_asked(local: int | None) -> int | None:
+def start_if_asked(local: int | None) -> None:
     """Start this very command on ``local`` ranks, unless this process is one of them.
 
     Args:
         local: the value of ``--local``.
 
-    Returns:
-        The exit code of the ranks, or None when this process should carry on itself.
-
     Raises:
+        typer.Exit: the ranks have ended; its code is theirs.
         InvalidValueError: not a positive number, or torchrun has already started the ranks.
     """
     if local is None or RENDEZVOUS in os.environ:
-        return None
+        return
     if started():
         raise InvalidValueError(
             "--local", local, "left out under torchrun or mpirun, which start the ranks"
@@ -151,7 +149,7 @@ def start_if_asked(local: int | None) -> int | None:
     if not 1 <= local <= MOST_LOCAL:
         rule = f"an integer from 1 to {MOST_LOCAL}; `syncopate simulate` needs no ranks"
         raise InvalidValueError("--local", local, rule)
-    return start_local(local, sys.argv[1:])
+    raise typer.Exit(start_local(local, sys.argv[1:]))
 
 
 def require_ranks(command: str) -> None:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
-from syncopate.cli.common.options import grouped
 from syncopate.errors import InvalidValueError
 from syncopate.lab.topology import PLACEMENTS, Topology, require_rate
 from syncopate.units import parse_rate
 
 
-def _options(
+def topology_options(
     *,
     hosts: Annotated[int, typer.Option("--hosts", "-n", help="Number of hosts.")] = 2,
     ranks_per_host: Annotated[
@@ -59,11 +57,3 @@ def _host_rate(text: str) -> tuple[int, float]:
     if not equals or not host.strip().isdecimal():
         raise InvalidValueError("--slow-host", text, "HOST=RATE, such as 2=100mbit")
     return int(host), _rate("--slow-host", rate)
-
-
-def with_topology(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of a topology in place of its ``topology`` parameter.
-
-    Typer reads options off a signature, and these are too many to repeat on every command.
-    """
-    return grouped(topology=_options)(function)

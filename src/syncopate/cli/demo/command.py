@@ -58,7 +58,7 @@ def demo(
                 "Six chapters, under two minutes; Ctrl-C ends all ranks.",
             )
         )
-        raise typer.Exit(ranks.start_if_asked(local) or 0)
+        ranks.start_if_asked(local)
     from syncopate.cli.demo.story import Settings, tell
     from syncopate.zoo import digits
 

@@ -213,7 +213,7 @@ def _chosen(plans: Sequence[Plan], policy: str, wanted: _Wanted) -> Plan:
     if not named:
         rule = f"enough for what the units of {policy} gather at once"
         raise InvalidValueError("--memory", wanted.units["memory_bytes"], rule)
-    return min(named, key=_expected_s)
+    return min(named, key=lambda plan: plan.expected_s)
 
 
 def _delayed(
@@ -286,11 +286,6 @@ def _unit_plans(
         with suppress(InvalidValueError) if wanted.units["memory_bytes"] else nullcontext():
             plans.append(make_fsdp_plan(workload, cluster, name, costs=costs, **wanted.units))
     return (*plans, best)
-
-
-def _expected_s(plan: Plan) -> float:
-    assert plan.prediction is not None
-    return plan.prediction.iteration_s
 
 
 def _show(

@@ -14,11 +14,9 @@ from syncopate.artifacts.results.whatif import BEST, DDP, Prices
 from syncopate.artifacts.workload import Workload
 from syncopate.cli.common.console import (
     err,
-    out,
     progress_bar,
     require_one_writer,
-    say_json,
-    say_written,
+    save_and_show,
 )
 from syncopate.cli.common.machines import Racks, RacksOption, UplinkOption, racks_of
 from syncopate.cli.common.options import grouped, items
@@ -270,7 +268,6 @@ def whatif(
     study = _study(found, base, machines | how, asked)
     code = _run(study)
     result = study.result(_beside(found, study))
-    result.save(output)
     _show(result, output, page, json)
     if code:
         raise typer.Exit(code)
@@ -322,14 +319,10 @@ def _run(study: Study) -> int:
 
 
 def _show(result: WhatIf, output: Path, page: Path | None, json: bool) -> None:
+    from syncopate.reports.whatif import whatif_report
+
     if page is not None:
         from syncopate.reports.pages.whatif import whatif_page
 
         write_output(page, whatif_page(result).encode())
-    if json:
-        say_json(result.to_json())
-    else:
-        from syncopate.reports.whatif import whatif_report
-
-        out(beside=output).print(whatif_report(result))
-    say_written(output, page)
+    save_and_show(result, output, json, lambda: whatif_report(result), page)

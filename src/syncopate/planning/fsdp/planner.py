@@ -158,11 +158,6 @@ class _Found(NamedTuple):
     partition: Partition
     held_bytes: int
 
-    @property
-    def iteration_s(self) -> float:
-        assert self.plan.prediction is not None
-        return self.plan.prediction.iteration_s
-
 
 class _Played:
     """The plans that were played for a question.
@@ -188,8 +183,8 @@ class _Played:
             rule = f"at least {self._least_bytes} ({format_bytes(self._least_bytes)}), what these "
             rule += "units need"
             raise InvalidValueError("memory_bytes", memory_bytes, rule)
-        limit_s = (1 + NEAR) * min(found.iteration_s for found in self._found)
-        near = [found for found in self._found if found.iteration_s <= limit_s]
+        limit_s = (1 + NEAR) * min(found.plan.expected_s for found in self._found)
+        near = [found for found in self._found if found.plan.expected_s <= limit_s]
         return min(near, key=lambda one: (one.held_bytes, len(one.plan.buckets))).plan
 
     def play(self, partition: Partition, ahead: Sequence[int] = ()) -> float:
@@ -203,7 +198,7 @@ class _Played:
         choices = self._choices(partition, ahead or self._limits.prefetch)
         found = [self._play(partition, *choice) for choice in choices]
         self._found += found
-        return min((one.iteration_s for one in found), default=float("inf"))
+        return min((one.plan.expected_s for one in found), default=float("inf"))
 
     def search(self) -> None:
         """Play the partitions worth it, and what changes of the best one improve."""
@@ -213,10 +208,10 @@ class _Played:
             self.play(partition)
         if not self._found:
             return
-        best = min(self._found, key=lambda one: one.iteration_s)
+        best = min(self._found, key=lambda one: one.plan.expected_s)
         assert best.plan.sharding is not None
         ahead, stops = (best.plan.sharding.prefetch,), stops_of(problem, best.partition)
-        partition, score_s, count, improved = best.partition, best.iteration_s, 0, True
+        partition, score_s, count, improved = best.partition, best.plan.expected_s, 0, True
         while improved and count < _CHANGES:
             improved = False
             for other in neighbours(partition, stops):
@@ -281,10 +276,7 @@ def _with_reason(plan: Plan, asked: UnitQuestion) -> Plan:
     count = 0 if asked.problem is None else asked.problem.length
     usual = asked.plan(tuple(range(1, count + 1)), 1, 0)
     usual_s = predict_units(asked.workload, usual, asked.cluster, asked.costs).iteration_s
-    assert plan.prediction is not None
-    text = (
-        f"{format_seconds(plan.prediction.iteration_s)} against {format_seconds(usual_s)} with a "
-    )
+    text = f"{format_seconds(plan.expected_s)} against {format_seconds(usual_s)} with a "
     text += "unit for each block that is gathered one ahead and again for backward"
     changed: Plan = replace(plan, reason=text)
     return changed

@@ -88,8 +88,7 @@ class Predictor:
     def _iteration_s(self, setting: Setting, ddp: bool, shifts: tuple[float, ...]) -> float:
         workload, cluster = self._inputs(setting, shifts)
         plan = quick.ddp(workload, cluster) if ddp else quick.planned(workload, cluster, setting)
-        assert plan.prediction is not None
-        return plan.prediction.iteration_s
+        return plan.expected_s
 
     def bound_s(self, setting: Setting) -> float:
         """Return the least time of an iteration that sends every gradient in its own type."""
@@ -134,9 +133,8 @@ class Predictor:
 
     def _shifted_s(self, setting: Setting, plan: Plan, ends: tuple[float, ...]) -> float:
         """Return the iteration of a plan with other inputs."""
-        assert plan.prediction is not None
         if ends == EXACT:
-            return plan.prediction.iteration_s
+            return plan.expected_s
         workload, cluster = self._inputs(setting, ends)
         return predict(workload, plan, cluster).iteration_s
 

@@ -106,8 +106,8 @@ def planned(workload: Workload, cluster: Cluster, setting: Setting) -> Plan:
                 costs=costs,
             )
         )
-    limit_s = (1 + NEAR) * min(map(_iteration_s, plans))
-    found = next(plan for plan in plans if _iteration_s(plan) <= limit_s)
+    limit_s = (1 + NEAR) * min(plan.expected_s for plan in plans)
+    found = next(plan for plan in plans if plan.expected_s <= limit_s)
     if setting.pull_period:
         costs = served_costs(cluster, setting.servers or None) if SERVED in exchanges else None
         return with_delay(found, Delay(k=setting.pull_period), workload, cluster, costs)
@@ -147,8 +147,3 @@ def _exchanges(setting: Setting) -> tuple[str, ...]:
     if setting.pull_period:
         return (SHARDED,)
     return (ALLREDUCE,) if setting.local_sgd else LIKE_DDP
-
-
-def _iteration_s(plan: Plan) -> float:
-    assert plan.prediction is not None
-    return plan.prediction.iteration_s

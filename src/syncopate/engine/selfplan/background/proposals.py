@@ -260,14 +260,14 @@ def gain_of_sharded(
         return 0.0
     unexplained_s = statistics.median(beyond_s)
     off_s = max(abs(seconds - unexplained_s) for seconds in beyond_s)
-    gain_s = best.step_s - _expected_s(plan) - unexplained_s
+    gain_s = best.step_s - plan.expected_s - unexplained_s
     return gain_s if gain_s > max(SHARDED_GAIN * best.step_s, off_s) else 0.0
 
 
 def _beyond_s(everyone: Sequence[Contender], workload: Workload, cluster: Cluster) -> list[float]:
     """Return the time of steps beyond their predictions, over all contenders that took turns."""
     return [
-        one.step_s - _expected_s(_predicted(one.plan, workload, cluster))
+        one.step_s - _predicted(one.plan, workload, cluster).expected_s
         for one in everyone
         if one.samples_s
     ]
@@ -286,7 +286,7 @@ def promising(contenders: Sequence[Contender]) -> list[Contender]:
     """Return what trained so far, and those of the others that are expected to be the fastest."""
     known = [one for one in contenders if one.name in (DDP, BEFORE)]
     others = [one for one in contenders if one not in known]
-    others = sorted(others, key=lambda one: _expected_s(one.plan))[:MOST]
+    others = sorted(others, key=lambda one: one.plan.expected_s)[:MOST]
     return [one for one in contenders if one in known or one in others]
 
 
@@ -312,10 +312,5 @@ def _equal(workload: Workload, cluster: Cluster, channels: int) -> Plan:
         make_plan(workload, cluster, filled_to(max(workload.nbytes // parts, 1)), channels=channels)
         for parts in _EQUAL_PARTS
     ]
-    limit_s = (1 + DRIFT) * min(map(_expected_s, plans))
-    return [plan for plan in plans if _expected_s(plan) <= limit_s][-1]
-
-
-def _expected_s(plan: Plan) -> float:
-    assert plan.prediction is not None
-    return plan.prediction.iteration_s
+    limit_s = (1 + DRIFT) * min(plan.expected_s for plan in plans)
+    return [plan for plan in plans if plan.expected_s <= limit_s][-1]
