@@ -8,7 +8,7 @@
 Calibration measures a collective alone, from an agreed start; in training one follows another. Each
 algorithm of a reduce-scatter, an all-gather and an all-reduce runs both ways in every round, so
 that a disturbance of the machine hits all of them alike. A sample is the time from a moment agreed
-beforehand (``calibration/synchronised_start.py``) until the last rank is done, over the number of
+beforehand (``calibration/timing.py``) until the last rank is done, over the number of
 collectives
 in a row. What is printed is the median over rounds, over what the bytes need at line rate.
 Algorithms run with their default options; left out are those that the registry calls no use at a
@@ -35,7 +35,7 @@ from contest.conduct import reopened
 from emulated import hosts
 from emulated.options import explained
 from syncopate.artifacts.artifact import Artifact, Record
-from syncopate.calibration.synchronised_start import SynchronisedStart
+from syncopate.calibration.timing import SynchronisedStart
 from syncopate.collectives import Communicator
 from syncopate.costs.model.bound import wire_bytes
 from syncopate.errors import ArtifactError

@@ -8,7 +8,7 @@
 Started plainly it makes a lab (network namespaces, shaped links) and runs itself on every host. The
 ranks measure their network as a calibration does, without curves, and then the sweep. Algorithms
 take turns, and all ranks begin at a moment agreed beforehand
-(``calibration/synchronised_start.py``): a sample
+(``calibration/timing.py``): a sample
 is the time from that moment until the last rank is done, and the median of them is held against the
 price of the schedule on the measured network (``costs/schedule/execution.py``). Algorithms with
 options run as the price chooses them for the size, and with their defaults, and none at sizes that
@@ -40,12 +40,12 @@ import torch.distributed as dist
 
 from emulated import hosts
 from syncopate.artifacts.cluster import Cluster
+from syncopate.calibration.calibrate import measure_network
 from syncopate.calibration.links import burst_byte_time, levels_of
 from syncopate.calibration.message_overhead import handling_of
-from syncopate.calibration.network import measure_network
 from syncopate.calibration.samples import PROBES, Sample, probes
 from syncopate.calibration.samples import SIZES as PROBE_SIZES
-from syncopate.calibration.synchronised_start import SynchronisedStart
+from syncopate.calibration.timing import SynchronisedStart
 from syncopate.collectives import Communicator
 from syncopate.collectives.machine import hosts_of
 from syncopate.costs.model.collective import schedule_cost

@@ -24,7 +24,8 @@ from syncopate.calibration.curves import (
     suiting,
 )
 from syncopate.calibration.interference import Load, measure_interference
-from syncopate.calibration.network import measure_network
+from syncopate.calibration.message_overhead import handling_of
+from syncopate.calibration.probing import Network, probed
 from syncopate.calibration.racks.discovery import discover, measure_racks
 from syncopate.calibration.racks.table import read_groups
 from syncopate.collectives.communicator import Communicator
@@ -159,6 +160,30 @@ def _measure(communicator: Communicator, effort: _Effort, progress: Progress | N
         | {BUDGET: f"{effort.budget_s:g}", ELAPSED: f"{elapsed_s:.2f}"},
     )
     return structs.replace(cluster, warnings=doubts(cluster))
+
+
+def measure_network(
+    communicator: Communicator,
+    where: Topology,
+    *,
+    budget_s: float,
+    progress: Progress | None = None,
+) -> Network:
+    """Measure links, reduction and handling, and fit it; return the same on all ranks.
+
+    Every rank must call it with the same arguments, while nothing else uses the communicator.
+
+    Args:
+        communicator: the ranks.
+        where: which ranks sit where.
+        budget_s: about how long to take.
+        progress: called with what is measured and how much of the whole is done.
+    """
+    bare = probed(communicator, where, budget_s, progress)
+    # Fitted once: in floating point, ranks on different machines might not agree.
+    handling = handling_of(*bare) if communicator.rank == 0 else None
+    agreed = communicator.broadcast_object(handling)
+    return bare._replace(cluster=structs.replace(bare.cluster, handling=agreed))
 
 
 def _located(communicator: Communicator, effort: _Effort, progress: Progress) -> Topology:

@@ -40,7 +40,7 @@ from typing import Any
 import torch
 
 from syncopate.artifacts.cluster import Cluster, CollectiveCurve, CurvePoint
-from syncopate.calibration.quantiles import lower_quartile
+from syncopate.calibration.timing import lower_quartile
 from syncopate.collectives.communicator import Communicator
 from syncopate.collectives.handle import Handle
 from syncopate.collectives.machine import device_of, synchronize

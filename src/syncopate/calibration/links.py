@@ -22,8 +22,7 @@ from msgspec import structs
 
 from syncopate.artifacts.cluster import CurvePoint, LinkProbe
 from syncopate.artifacts.level import Level, Size
-from syncopate.calibration.quantiles import lowest_decile
-from syncopate.calibration.stopwatch import Stopwatch
+from syncopate.calibration.timing import Stopwatch, lowest_decile
 from syncopate.collectives.communicator import Communicator
 from syncopate.collectives.messages.wire import Wire
 from syncopate.output import Progress

@@ -58,7 +58,7 @@ def handling_of(
 def fit(cluster: Cluster, samples: Sequence[Sample], burst_byte_s: float) -> dict[str, float]:
     """Return the figures with which the expected times are closest to the measured ones.
 
-    Close by ratio; beyond a tenth a sample that is off pulls in proportion, not in square.
+    The loss is soft L1 on the logarithm of the ratio, with its threshold at 10%.
 
     Args:
         cluster: levels, placement and γ.

@@ -10,8 +10,7 @@ import torch
 
 from syncopate.artifacts.cluster import Cluster
 from syncopate.calibration.samples import Sample, probes
-from syncopate.calibration.stopwatch import Stopwatch
-from syncopate.calibration.synchronised_start import SynchronisedStart
+from syncopate.calibration.timing import Stopwatch, SynchronisedStart
 from syncopate.collectives.communicator import Communicator
 from syncopate.collectives.machine import device_of
 from syncopate.output import Progress

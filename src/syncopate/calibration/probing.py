@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import statistics
+import time
 from typing import NamedTuple
+
+import torch
 
 from syncopate.artifacts.cluster import Cluster
 from syncopate.calibration.links import burst_byte_time, measure_links
 from syncopate.calibration.probes import measure_samples
 from syncopate.calibration.racks.discovery import discover
-from syncopate.calibration.reduction import measure_reduction
 from syncopate.calibration.samples import Sample
 from syncopate.collectives.communicator import Communicator
-from syncopate.collectives.machine import hosts_of
-from syncopate.output import Progress, part
+from syncopate.collectives.machine import device_of, hosts_of, synchronize
+from syncopate.output import Progress, part, say
 from syncopate.topology import Topology
-from syncopate.units import format_count
+from syncopate.units import MIB, format_count
 
 _LINKS_SHARE = 0.4
 _DISCOVERY_SHARE = 0.375
+
+_ADDED_BYTES = 4 * MIB
+_ADDITIONS = 15
+_WARM_UPS = 3
 
 
 class Network(NamedTuple):
@@ -93,6 +100,34 @@ def probed(
         progress=part(progress, _LINKS_SHARE, 1.0),
     )
     return Network(bare, samples, burst_byte_time(levels, probes))
+
+
+def measure_reduction(communicator: Communicator, progress: Progress | None = None) -> float:
+    """Return γ in seconds per byte: the median over rounds, then over ranks; alike on all ranks.
+
+    γ is the time to add one byte of one buffer to another. All ranks add at the same time, as they
+    do inside an all-reduce, because ranks of one host share its memory and cores.
+
+    Args:
+        communicator: the ranks; all of them must call this.
+        progress: called before every round.
+    """
+    device = device_of(communicator)
+    say(progress, "additions", 0.0)
+    total = torch.zeros(_ADDED_BYTES // 4, device=device)
+    say(progress, "additions", 0.0)
+    part = torch.ones_like(total)
+    samples_s = []
+    for index in range(_WARM_UPS + _ADDITIONS):
+        say(progress, "additions", index / (_WARM_UPS + _ADDITIONS))
+        communicator.barrier()
+        synchronize(device)
+        start_s = time.perf_counter()
+        total.add_(part)
+        synchronize(device)
+        samples_s.append(time.perf_counter() - start_s)
+    medians_s = communicator.all_gather_object(statistics.median(samples_s[_WARM_UPS:]))
+    return float(statistics.median(medians_s)) / _ADDED_BYTES
 
 
 def _name(where: Topology) -> str:

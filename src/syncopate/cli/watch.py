@@ -14,7 +14,8 @@ from syncopate.errors import InvalidValueError
 from syncopate.runs.defaults import LAST_WATCHED
 
 if TYPE_CHECKING:
-    from syncopate.runs.watch import Watch, Watched
+    from syncopate.reports.watch import Watched
+    from syncopate.runs.watch import Watch
 
 _SHARE = 0.2
 """Looking takes at most this part of the time of one processor."""

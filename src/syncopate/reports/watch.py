@@ -1,68 +1,106 @@
-"""Watch: a run that goes on, as a table of its ranks or one line."""
+"""Watch: what a run that goes on is like now, also as a table of its ranks or one line."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from syncopate.analysis.ranks.by_rank import RankFigures
+from syncopate.artifacts.timeline import Timeline
 from syncopate.reports.tables import titled_table
+from syncopate.shown import Row, Shown
 from syncopate.units import format_bytes, format_rate, format_seconds
 
 _SHOWN = 16
 """Rows of ranks that a terminal has room for: those that wait least come last."""
 
 
-class _Node(Protocol):
-    @property
-    def node(self) -> str: ...
-    @property
-    def pushes_per_s(self) -> float: ...
-    @property
-    def pulls_per_s(self) -> float: ...
-    @property
-    def bytes_per_s(self) -> float: ...
-    @property
-    def updating_share(self) -> float: ...
+@dataclass(frozen=True)
+class NodeFigures:
+    """What one node of a parameter server does.
+
+    Attributes:
+        node: such as ``"w0"`` or ``"s1"``.
+        pushes_per_s: pushes that it sent or received.
+        pulls_per_s: pulls that it sent or received.
+        bytes_per_s: bytes that it sent and received.
+        updating_share: of the time in which a server computes updates.
+    """
+
+    node: str
+    pushes_per_s: float
+    pulls_per_s: float
+    bytes_per_s: float
+    updating_share: float
 
 
-class Run(Protocol):
-    """What is shown of a run."""
+@dataclass(frozen=True, repr=False)
+class Watched(Shown):
+    """What a run that goes on is like now.
+
+    Attributes:
+        name: the directory.
+        timeline: the last iterations; None: there are none yet.
+        ranks: figures of each rank.
+        nodes: figures of each node of a parameter server; none without.
+        plan: by which it trains, in a few words; empty: not known.
+        cause: the worst cause of lost time so far, or why none is known, in a sentence.
+        quiet_s: since when no iteration came, where that is long; None: it goes on.
+        quiet: the same in a sentence; empty: it goes on.
+        remarks: what cannot be known, a sentence each.
+    """
+
+    name: str
+    timeline: Timeline | None = None
+    ranks: tuple[RankFigures, ...] = ()
+    nodes: tuple[NodeFigures, ...] = ()
+    plan: str = ""
+    cause: str = ""
+    quiet_s: float | None = None
+    quiet: str = ""
+    remarks: tuple[str, ...] = ()
 
     @property
-    def name(self) -> str:
-        """The directory."""
+    def iteration(self) -> int | None:
+        """The last iteration that any rank did; None: none."""
+        return max((one.iteration for one in self.ranks), default=None)
 
-    @property
-    def ranks(self) -> Sequence[RankFigures]:
-        """Figures of each rank."""
+    def summary(self) -> tuple[str, ...]:
+        """Return a line, and what stands beside it."""
+        return (watch_line(self), *filter(None, (self.quiet,)), *self.remarks)
 
-    @property
-    def nodes(self) -> Sequence[_Node]:
-        """Figures of each node of a parameter server."""
+    def rows(self) -> list[Row]:
+        """Return the figures of each rank."""
+        return [
+            {name: value for name, value in vars(one).items() if name != "ended_s"}
+            for one in self.ranks
+        ]
 
-    @property
-    def plan(self) -> str:
-        """By which it trains."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything, as ``syncopate watch --json`` prints it in a line."""
+        return {
+            "name": self.name,
+            "iteration": self.iteration,
+            "ranks": self.rows(),
+            "nodes": [vars(one) for one in self.nodes],
+            "plan": self.plan,
+            "cause": self.cause,
+            "quiet_s": self.quiet_s,
+            "quiet": self.quiet,
+            "remarks": self.remarks,
+        }
 
-    @property
-    def cause(self) -> str:
-        """The worst cause of lost time so far."""
-
-    @property
-    def quiet(self) -> str:
-        """That no iteration comes, in a sentence; empty: it goes on."""
-
-    @property
-    def remarks(self) -> Sequence[str]:
-        """What cannot be known."""
+    def report(self) -> RenderableType:
+        """Return everything for a terminal, to be printed by rich."""
+        return watch_report(self)
 
 
-def watch_line(run: Run) -> str:
+def watch_line(run: Watched) -> str:
     """Return a run in one line."""
     if not run.ranks:
         return f"{run.name}: {run.remarks[0] if run.remarks else 'nothing was captured'}"
@@ -82,7 +120,7 @@ def watch_line(run: Run) -> str:
     return said + (f"; {run.quiet or run.cause}" if run.quiet or run.cause else "")
 
 
-def watch_report(run: Run) -> RenderableType:
+def watch_report(run: Watched) -> RenderableType:
     """Return a table with a row for each rank, and what stands beside it."""
     if not run.ranks and not run.nodes:
         return Text(watch_line(run))
@@ -112,7 +150,7 @@ def watch_report(run: Run) -> RenderableType:
     return Group(*parts)
 
 
-def _nodes(nodes: Iterable[_Node]) -> RenderableType:
+def _nodes(nodes: Iterable[NodeFigures]) -> RenderableType:
     table = titled_table("parameter server")
     table.add_column("node", no_wrap=True)
     table.add_figures("pushes/s", "pulls/s", "traffic", "updating")

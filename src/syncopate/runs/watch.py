@@ -10,107 +10,23 @@ import os
 import socket
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
-from rich.console import RenderableType
 
 from syncopate.analysis.ranks.by_rank import RankFigures, by_rank
 from syncopate.artifacts.timeline import Timeline
 from syncopate.errors import ArtifactError, InvalidValueError, SyncopateError
-from syncopate.reports.watch import watch_line, watch_report
+from syncopate.reports.watch import NodeFigures, Watched
 from syncopate.runs.defaults import LAST_WATCHED
 from syncopate.runs.explain import explain
 from syncopate.runs.reading import Recorded, is_plain, read
-from syncopate.shown import Row, Shown
 from syncopate.tracing.follow import Follower
 from syncopate.tracing.foreign import recorded_paths
 from syncopate.tracing.run import Run
 
 _QUIET_S, _QUIET_STEPS = 10.0, 5
 """A run is quiet when no iteration came for longer than this, and than so many steps."""
-
-
-@dataclass(frozen=True)
-class NodeFigures:
-    """What one node of a parameter server does.
-
-    Attributes:
-        node: such as ``"w0"`` or ``"s1"``.
-        pushes_per_s: pushes that it sent or received.
-        pulls_per_s: pulls that it sent or received.
-        bytes_per_s: bytes that it sent and received.
-        updating_share: of the time in which a server computes updates.
-    """
-
-    node: str
-    pushes_per_s: float
-    pulls_per_s: float
-    bytes_per_s: float
-    updating_share: float
-
-
-@dataclass(frozen=True, repr=False)
-class Watched(Shown):
-    """What a run that goes on is like now.
-
-    Attributes:
-        name: the directory.
-        timeline: the last iterations; None: there are none yet.
-        ranks: figures of each rank.
-        nodes: figures of each node of a parameter server; none without.
-        plan: by which it trains, in a few words; empty: not known.
-        cause: the worst cause of lost time so far, or why none is known, in a sentence.
-        quiet_s: since when no iteration came, where that is long; None: it goes on.
-        quiet: the same in a sentence; empty: it goes on.
-        remarks: what cannot be known, a sentence each.
-    """
-
-    name: str
-    timeline: Timeline | None = None
-    ranks: tuple[RankFigures, ...] = ()
-    nodes: tuple[NodeFigures, ...] = ()
-    plan: str = ""
-    cause: str = ""
-    quiet_s: float | None = None
-    quiet: str = ""
-    remarks: tuple[str, ...] = ()
-
-    @property
-    def iteration(self) -> int | None:
-        """The last iteration that any rank did; None: none."""
-        return max((one.iteration for one in self.ranks), default=None)
-
-    def summary(self) -> tuple[str, ...]:
-        """Return a line, and what stands beside it."""
-        return (watch_line(self), *filter(None, (self.quiet,)), *self.remarks)
-
-    def rows(self) -> list[Row]:
-        """Return the figures of each rank."""
-        return [
-            {name: value for name, value in vars(one).items() if name != "ended_s"}
-            for one in self.ranks
-        ]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything, as ``syncopate watch --json`` prints it in a line."""
-        return {
-            "name": self.name,
-            "iteration": self.iteration,
-            "ranks": self.rows(),
-            "nodes": [vars(one) for one in self.nodes],
-            "plan": self.plan,
-            "cause": self.cause,
-            "quiet_s": self.quiet_s,
-            "quiet": self.quiet,
-            "remarks": self.remarks,
-        }
-
-    def report(self) -> RenderableType:
-        """Return everything for a terminal, to be printed by rich."""
-        return watch_report(self)
 
 
 class Watch:

@@ -12,7 +12,7 @@ from msgspec import structs
 from syncopate.artifacts.cluster import CollectiveCurve, CurvePoint, LinearFit, LinkProbe
 from syncopate.calibration import calibrate as calibrating
 from syncopate.calibration import curves, interference, links
-from syncopate.calibration.quantiles import lower_quartile, lowest_decile
+from syncopate.calibration.timing import lower_quartile, lowest_decile
 from syncopate.errors import InvalidValueError, SyncopateError, UnknownNameError
 from syncopate.recipe import Recipe
 from syncopate.topology import topology

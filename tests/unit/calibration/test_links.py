@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from syncopate.calibration import links, stopwatch
+from syncopate.calibration import links, timing
 from syncopate.topology import Topology
 from syncopate.units import MIB
 
@@ -38,11 +38,11 @@ class Link:
 def test_one_way_takes_half_of_there_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
     wire: Any = Link()
     clock = SimpleNamespace(perf_counter=wire.perf_counter)
-    for module in (links, stopwatch):
+    for module in (links, timing):
         monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(links, "Wire", lambda _: wire)
     communicator: Any = None
-    *pauses, probe = links._End(communicator, 1).turns(stopwatch.Stopwatch(), budget_s=5.0)
+    *pauses, probe = links._End(communicator, 1).turns(timing.Stopwatch(), budget_s=5.0)
     assert probe is not None
     # Behind the first messages of every size, then behind each that is large.
     assert len(pauses) == len(links.PROBE_SIZES) + 3 * (len(probe.points[0].samples_s) // 3)

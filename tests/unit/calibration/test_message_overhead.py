@@ -164,7 +164,7 @@ def test_one_rank_or_very_many_have_no_samples(ranks: int):
     ("budget_s", "sizes"), [(60.0, [*SMALL, *LARGE]), (1e-9, [*SMALL, LARGE[0]])]
 )
 def test_every_probe_is_measured_at_every_size_that_the_budget_allows(monkeypatch, budget_s, sizes):
-    monkeypatch.setattr("syncopate.calibration.synchronised_start._AHEAD_S", 0.0)
+    monkeypatch.setattr("syncopate.calibration.timing._AHEAD_S", 0.0)
     monkeypatch.setattr(probes, "_MOST_SAMPLES", 1)
     communicator, cluster = Alone(4, others=2.0), structs.replace(bare(4), hosts=("a",) * 4)
     samples = probes.measure_samples(communicator, cluster, budget_s=budget_s)

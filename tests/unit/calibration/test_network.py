@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from syncopate.artifacts.cluster import Cluster, Handling, Level
-from syncopate.calibration import network, probing
-from syncopate.calibration.network import measure_network
+from syncopate.calibration import calibrate, probing
+from syncopate.calibration.calibrate import measure_network
 from syncopate.calibration.samples import SIZES
 from syncopate.topology import topology
 from tests.unit.calibration.test_message_overhead import TRUE, bare, probed
@@ -70,7 +70,7 @@ def test_others_take_what_they_are_told(budgets, monkeypatch):
     def fit_here(*arguments: Any) -> Any:
         raise AssertionError("in floating point, this rank might not agree")
 
-    monkeypatch.setattr(network, "handling_of", fit_here)
+    monkeypatch.setattr(calibrate, "handling_of", fit_here)
     told = (Handling(call_s=1.0),)
     where = topology(["a", "b", "c", "d"])
     found = measure_network(Peer(3, 4, told), where, budget_s=10.0)

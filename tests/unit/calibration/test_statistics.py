@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from syncopate.artifacts.cluster import Cluster, CurvePoint
-from syncopate.calibration import curves, probes, reduction
+from syncopate.calibration import curves, probes, probing
 from syncopate.profiling.samples import Iteration, workload
 from syncopate.units import MIB
 
@@ -38,9 +38,9 @@ def clock(monkeypatch: pytest.MonkeyPatch, module: Any, durations_s: Iterator[fl
 
 
 def test_reduction_is_per_byte(monkeypatch: pytest.MonkeyPatch) -> None:
-    size = reduction._SIZE_BYTES
-    clock(monkeypatch, reduction, iter([2e-9 * size] * 100))
-    found = reduction.measure_reduction(Alone(4e-9 * size))  # type: ignore[arg-type]
+    size = probing._ADDED_BYTES
+    clock(monkeypatch, probing, iter([2e-9 * size] * 100))
+    found = probing.measure_reduction(Alone(4e-9 * size))  # type: ignore[arg-type]
     assert found == pytest.approx(3e-9)
 
 

@@ -6,20 +6,20 @@ from types import SimpleNamespace
 
 import pytest
 
-from syncopate.calibration import stopwatch
+from syncopate.calibration import timing
 
 
 def test_it_stands_still_inside_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now_s=100.0)
     clock.perf_counter = lambda: clock.now_s
-    monkeypatch.setattr(stopwatch, "time", clock)
+    monkeypatch.setattr(timing, "time", clock)
     reports: list[tuple[str, float]] = []
 
     def progress(what: str, done: float) -> None:
         reports.append((what, done))
         clock.now_s += 50.0
 
-    watch = stopwatch.Stopwatch(progress)
+    watch = timing.Stopwatch(progress)
     clock.now_s += 2.0
     watch("links", 0.25)
     assert watch.spent_s == 2.0

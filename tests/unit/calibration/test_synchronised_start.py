@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from syncopate.calibration import synchronised_start
-from syncopate.calibration.synchronised_start import SynchronisedStart
+from syncopate.calibration import timing
+from syncopate.calibration.timing import SynchronisedStart
 from syncopate.tracing import ClockOffset
 
 OFFSETS = (ClockOffset(0.0, 0.0), ClockOffset(50.0, 0.001))
@@ -48,7 +48,7 @@ class Rank:
 
 
 def timed(monkeypatch, clock: Clock, rank: Rank, work_s: float, **options: Any) -> float:
-    monkeypatch.setattr(synchronised_start, "time", clock)
+    monkeypatch.setattr(timing, "time", clock)
 
     def work() -> None:
         clock.now_s += work_s
@@ -59,7 +59,7 @@ def timed(monkeypatch, clock: Clock, rank: Rank, work_s: float, **options: Any) 
 def test_rank_0_names_a_moment_ahead_and_sleeps_until_then(monkeypatch):
     clock, rank = Clock(100.0), Rank(0)
     assert timed(monkeypatch, clock, rank, 0.25, shared_clock=True) == pytest.approx(0.25)
-    assert clock.slept_s == [pytest.approx(synchronised_start._AHEAD_S)]
+    assert clock.slept_s == [pytest.approx(timing._AHEAD_S)]
     assert rank.barriers == 1
 
 
@@ -78,7 +78,7 @@ def test_a_moment_long_gone_is_not_waited_for(monkeypatch):
 
 def test_other_clocks_are_translated(monkeypatch):
     """Rank 1's clock is 50 s ahead of rank 0's, which names the moment 10.004."""
-    monkeypatch.setattr(synchronised_start, "clock_offsets", lambda communicator: OFFSETS)
+    monkeypatch.setattr(timing, "clock_offsets", lambda communicator: OFFSETS)
     clock = Clock(60.0)
     assert timed(monkeypatch, clock, Rank(1, named_s=10.004), 0.25) == pytest.approx(0.25)
     assert clock.slept_s == [pytest.approx(0.004)]

@@ -24,7 +24,7 @@ from syncopate.calibration.racks.levels import Matching, Observed, Round, middle
 from syncopate.calibration.racks.matchings import across, alone_with_two, second_look
 from syncopate.calibration.racks.search import Racks, RackSearch
 from syncopate.calibration.racks.table import Groups
-from syncopate.calibration.stopwatch import Stopwatch
+from syncopate.calibration.timing import Stopwatch
 from syncopate.collectives.communicator import Communicator
 from syncopate.output import Progress, say
 from syncopate.topology import Topology, topology

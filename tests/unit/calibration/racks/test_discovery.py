@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from syncopate.calibration import stopwatch
+from syncopate.calibration import timing
 from syncopate.calibration.racks import discovery
 from syncopate.calibration.racks.levels import Matching, Round
 from syncopate.calibration.racks.matchings import alone, alone_with_two, opening
@@ -247,7 +247,7 @@ class TestWarnings:
             nonlocal now_s
             now_s += 1e6
 
-        monkeypatch.setattr(stopwatch, "time", SimpleNamespace(perf_counter=lambda: now_s))
+        monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: now_s))
         hosts, _ = simulated(monkeypatch, Network.regular(2, 4, 4.0, "alternating"), 1)
         where = discovery.discover(Alone(), hosts, 1.0, pause)  # type: ignore[arg-type]
         assert where.names == ("host", "rack")
