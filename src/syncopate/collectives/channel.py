@@ -4,6 +4,12 @@ Each channel has a process group of its own. All ranks must submit the same coll
 in the same order: that is what makes it free of deadlock. Different channels are independent, so
 that one's latency hides behind another's transfer.
 
+[Note: what the end of a job submits]
+A callback may submit collectives as a job ends, such as PowerSGD's do. By then one rank may have
+queued the job after it, and another not yet. So the callback's collectives run at once, before all
+that is queued: on every rank directly after the job that ended. Numbers are therefore taken as
+collectives begin to run. The callback must be attached before its rank submits the next collective.
+
 [Note: at the end of the process]
 A program may end while its last collective is still under way, as the weights of the last step are.
 The other ranks need this one's part in it; and a thread that comes back from C++ while the
@@ -60,7 +66,7 @@ class Channel:
         self._thread: threading.Thread | None = None
 
     def take_number(self) -> int:
-        """Return the number of the next collective, counted from 0 and the same on all ranks."""
+        """Return the number of the collective that begins to run, from 0; the same on all ranks."""
         return next(self._numbers)
 
     def run(self, job: Job, *, background: bool) -> bool:
@@ -88,20 +94,18 @@ class Channel:
         return True
 
     def _run_amid(self, job: Job) -> bool:
-        """Run ``job``, and before it those that were submitted before."""
+        """Run ``job`` here and now; see [Note: what the end of a job submits]."""
         with self._changed:
             if self._closed:
                 return False
-            before, self._jobs = self._jobs, deque()
-        for each in (*before, job):
-            each()
+        job()
         return True
 
     @contextmanager
     def ending(self) -> Iterator[None]:
         """Let what is called in this block submit jobs, and wait for them; in the midst of a job.
 
-        They run at once, on this thread, for no other would run them: the block is part of a job.
+        They run at once, on this thread: see [Note: what the end of a job submits].
         """
         outer, self._ends_on = self._ends_on, threading.get_ident()
         try:

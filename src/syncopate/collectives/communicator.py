@@ -454,13 +454,15 @@ class Communicator:
         handle, detector = Handle(), self._detector
         channel = self._channels[place.channel]
         numel, dtype = (0, "") if tensor is None else (tensor.numel(), DTYPES[tensor.dtype])
-        call = Call(label, place.channel, channel.take_number(), numel, dtype)
         runner = self._runners[place.channel]
+        call: Call
         if self._check:
-            work = agreement.checked(call, work, runner.objects)
+            work = agreement.checked(lambda: call, work, runner.objects)
         work = runner.here(work)
 
         def job() -> None:
+            nonlocal call
+            call = Call(label, place.channel, channel.take_number(), numel, dtype)
             error: BaseException | None = None
             completion: Completion | None = None
             started_s = time.perf_counter()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import threading
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from tests.multiprocess.collectives.test_life import held, still_held
 from tests.multiprocess.harness import Cases, run_ranks
 
 BACKEND = "cpu:syncopate"
+LONG_S = 20.0
 
 
 def works(rank: int, size: int) -> None:
@@ -44,6 +46,35 @@ def callbacks(rank: int, size: int) -> None:
 
     future = dist.all_reduce(torch.ones(3), async_op=True).get_future().then(again)
     assert future.wait().tolist() == [size**3] * 3
+
+
+def callbacks_and_queue(rank: int, size: int) -> None:
+    """A callback's collective comes next on every rank, whether another is queued by then or not.
+
+    On the last rank the second collective is queued before the first can end; on the others only
+    when the callback has begun.
+    """
+    store = dist.distributed_c10d._get_default_store()
+    last, began = rank == size - 1, threading.Event()
+
+    def again(done: Any) -> torch.Tensor:
+        began.set()
+        (tensor,) = done.value()
+        dist.all_reduce(tensor)
+        return tensor
+
+    if not last:
+        store.wait(["the last rank has queued"])
+    tensor = torch.full((3,), 10.0)
+    first = dist.all_reduce(torch.ones(3), async_op=True).get_future().then(again)
+    if not last:
+        assert began.wait(LONG_S)
+    second = dist.all_reduce(tensor, async_op=True)
+    if last:
+        store.set("the last rank has queued", "")
+    second.wait()
+    assert first.wait().tolist() == [size**2] * 3
+    assert tensor.tolist() == [10.0 * size] * 3
 
 
 def objects(rank: int, size: int) -> None:
@@ -104,7 +135,7 @@ def refusals(rank: int, size: int) -> None:
     group.monitored_barrier(datetime.timedelta(seconds=60))
 
 
-CASES = (works, callbacks, objects, parts, odd_tensors, refusals)
+CASES = (works, callbacks, callbacks_and_queue, objects, parts, odd_tensors, refusals)
 
 
 def every_case(rank: int, size: int) -> dict[str, int]:

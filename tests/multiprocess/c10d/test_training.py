@@ -53,11 +53,11 @@ def trained(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int) -> li
 
 
 def ddp(rank: int, size: int, hook: str = "") -> list[Tensor]:
-    # With several buckets, collectives that callbacks start would race with those of backward.
+    # Over Gloo, collectives that PowerSGD's callbacks start race with those of other buckets.
     model = DistributedDataParallel(Model(), bucket_cap_mb=25 if hook == "power" else 0.02)
     if hook == "half":
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    elif hook == "power":
+    elif hook.startswith("power"):
         state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2)
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     return trained(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), rank)
@@ -126,6 +126,12 @@ def test_programs_train_as_over_gloo(program: Any, args: tuple[Any, ...]) -> Non
     """Bit by bit, but for a compression whose matrices round by where they lie in memory."""
     found = run_ranks(program, 2, *args, backend=BACKEND)
     require_same(found, run_ranks(program, 2, *args), exact=args != ("power",))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_powersgd_of_several_buckets_keeps_the_ranks_alike(size: int) -> None:
+    results = run_ranks(ddp, size, "power of several buckets", backend=BACKEND)
+    require_same(results[1:], results[:1] * (size - 1), exact=True)
 
 
 @pytest.mark.parametrize("program", [ddp, zero, fsdp2])

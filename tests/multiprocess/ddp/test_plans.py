@@ -238,6 +238,25 @@ def test_the_fastest_kept_plan_of_all_reduces_is_taken(tmp_path: Path) -> None:
     assert others == []
 
 
+def beside_a_public_group(rank: int, world_size: int) -> tuple[str, list[float], list[float]]:
+    model = convnet()
+    planned = ddp(model, plan_for(model, world_size), timeout_s=TIMEOUT_S)
+    train_convnet(planned, rank, planned.parameters(), 1)
+    group = dist.new_group(backend="syncopate")
+    whole = torch.empty(world_size)
+    dist.all_gather_single(whole, torch.tensor([float(rank)]), group=group)
+    part = torch.empty(1)
+    dist.reduce_scatter_single(part, torch.arange(float(world_size)), group=group)
+    train_convnet(planned, rank, planned.parameters(), 1)
+    return dist.get_backend(group), whole.tolist(), part.tolist()
+
+
+def test_the_public_backend_stays_as_it_was() -> None:
+    """A group of a DDP with a plan takes no other group's place."""
+    results = run_ranks(beside_a_public_group, 2)
+    assert results == [("syncopate", [0.0, 1.0], [2.0 * rank]) for rank in range(2)]
+
+
 def alone(rank: int, world_size: int) -> None:
     twins = Twins(rank, world_size)
     for each in twins.both:

@@ -129,7 +129,7 @@ def test_the_process_ends_after_what_was_submitted() -> None:
 
 
 def test_the_end_of_a_job_may_submit_to_its_channel() -> None:
-    """What it submits runs within it, after what was submitted before, and in the same order."""
+    """What it submits runs within it, in the same order, and before all that is queued."""
     channel, done = Channel(0), []
     began, submitted = threading.Event(), threading.Event()
 
@@ -144,8 +144,8 @@ def test_the_end_of_a_job_may_submit_to_its_channel() -> None:
 
     channel.run(first, background=True)
     began.wait(LONG_S)
-    channel.run(lambda: done.append("before"), background=True)
+    channel.run(lambda: done.append("next"), background=True)
     submitted.set()
     assert channel.rest(LONG_S)
     assert channel.close(LONG_S)
-    assert done == ["first", "before", "amid", "amid again", "end of first"]
+    assert done == ["first", "amid", "amid again", "end of first", "next"]

@@ -28,11 +28,13 @@ def wanted() -> bool:
     return os.environ.get(VARIABLE, "0") not in {"", "0"}
 
 
-def checked(call: Call, work: Callable[[], _Result], objects: Objects) -> Callable[[], _Result]:
-    """Return ``work``, preceded by :func:`require_agreement`."""
+def checked(
+    call: Callable[[], Call], work: Callable[[], _Result], objects: Objects
+) -> Callable[[], _Result]:
+    """Return ``work``, preceded by :func:`require_agreement` on what ``call`` then gives."""
 
     def run() -> _Result:
-        require_agreement(call, objects)
+        require_agreement(call(), objects)
         return work()
 
     return run

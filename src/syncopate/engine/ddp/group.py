@@ -5,8 +5,10 @@ before a forward, the buckets that rank 0 has cut, which parameters were used, a
 has run out of inputs. Over Gloo a rank that is lost would be noticed there by its neighbours alone,
 and named by none; over a communicator it is named within seconds, by all.
 
-torch knows the group by the backend ``"syncopate"``, and it may be used as any other. Collectives
-that DDP has no need of are not there.
+torch knows the group by a backend of its own, ``"syncopate_ddp"``, beside the public
+``"syncopate"`` of :mod:`syncopate.c10d`: that one has every collective, and connections and a life
+of its own, while this one borrows what the DDP has, also NCCL's. Collectives that DDP has no need
+of are not there.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from syncopate.engine.model.state import broadcast_tensors
 from syncopate.engine.torch_compat import finished_work
 from syncopate.errors import EngineError, UnknownNameError
 
-BACKEND = "syncopate"
+BACKEND = "syncopate_ddp"
 """What torch calls it."""
 
 _REDUCTIONS: dict[Any, Callable[[Tensor], Tensor]] = {
