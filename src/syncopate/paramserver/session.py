@@ -226,12 +226,16 @@ class Session:
             self._wire.flush()
         except BaseException as error:
             self._broken(error)
+        if self.machine is not None:
+            timeout_s = min(timeout_s, max(0.0, self.machine.due_s - self._node.now_s()))
         try:
             self._wire.wait(timeout_s)  # a caller interrupted here may go on
         except zmq.ZMQError as error:
             self._broken(error)
         try:
             self._node.take_in(self._do, self._take, self._tick)
+            if self.machine is not None and (now_s := self._node.now_s()) >= self.machine.due_s:
+                self._tick(now_s)
         except BaseException as error:
             self._broken(error)
 

@@ -17,7 +17,8 @@ file             what it decides
 ``membership/``  who takes part: how processes join, are waited for, are lost, and part
 ``slice``        one slice at its server: which pushes count, when to update, which pulls to answer
 ``server``       one server: sessions, slices, refusals
-``flow``         one slice at a worker: its pushes and pulls under way
+``flow``         one slice at a worker: its pushes and pulls under way, when an answer is late
 ``worker``       one worker: sequence numbers, windows, what to send again
+``reasons``      the sentences about what ends a job
 ===============  ===================================================================================
 """

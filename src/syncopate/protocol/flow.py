@@ -2,12 +2,54 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 
 import msgspec
 
 from syncopate.protocol import messages as msg
+from syncopate.protocol.limits import Limits
+from syncopate.protocol.placement.piece import Slice
+from syncopate.protocol.table import ID_BYTES, columns_of
+from syncopate.units import KIB
+
+_LONG_SHARE, _SHORT_SHARE = 1 / 20, 1 / 800
+"""Of ``retry_s``: the shortest wait for an answer, on a link that lost nothing or that did."""
+
+_LOSSY = 30
+"""How many times ``retry_s`` a link counts as one that loses messages, after it lost one."""
+
+_SLOWEST_BYTES_PER_S = 16 * KIB
+"""What a connection carries at least: a server that answers nothing for longer is out of reach."""
+
+
+class RoundTrip(msgspec.Struct):
+    """How long a server's answers take: the estimate of RFC 6298, by Jacobson.
+
+    Attributes:
+        mean_s: smoothed; negative before the first answer.
+        deviation_s: from the mean, smoothed.
+    """
+
+    mean_s: float = -1.0
+    deviation_s: float = 0.0
+
+    def took(self, seconds: float) -> None:
+        """Take in how long an answer took to something that was sent once (Karn's rule)."""
+        if self.mean_s < 0:
+            self.mean_s, self.deviation_s = seconds, seconds / 2
+            return
+        self.deviation_s += (abs(seconds - self.mean_s) - self.deviation_s) / 4
+        self.mean_s += (seconds - self.mean_s) / 8
+
+    @property
+    def late_s(self) -> float:
+        """After how long an answer is late; 0 before the first.
+
+        The RFC has four deviations. A question costs less here than what it sends again.
+        """
+        return max(0.0, self.mean_s + 2 * self.deviation_s)
 
 
 class Link(msgspec.Struct):
@@ -18,14 +60,47 @@ class Link(msgspec.Struct):
         durable: whether it keeps its state on disk.
         open: whether it answered the last hello.
         asked_s: when that was said.
+        wait_s: how long to wait from then on before saying it again; 0: as at first.
         heard_s: when it last answered, or nothing was waited for.
+        lost_s: when it was last known to have lost a message.
+        receipts: how long it takes to say that it has a push.
+        answers: how long everything else takes, which may wait for other workers.
     """
 
     boot: str = ""
     durable: bool = False
     open: bool = False
     asked_s: float = 0.0
+    wait_s: float = 0.0
     heard_s: float = 0.0
+    lost_s: float = -math.inf
+    receipts: RoundTrip = msgspec.field(default_factory=RoundTrip)
+    answers: RoundTrip = msgspec.field(default_factory=RoundTrip)
+
+    def hello_again(self, now_s: float, retry_s: float) -> bool:
+        """Say whether an answer to a hello is late; the next one may take twice as long."""
+        wait_s = self.wait_s or _LONG_SHARE * retry_s
+        if self.open or now_s - self.asked_s < wait_s:
+            return False
+        self.wait_s = min(2 * wait_s, retry_s)
+        return True
+
+    def lossy(self, now_s: float, retry_s: float) -> bool:
+        """Say whether it lost a message of late."""
+        return now_s - self.lost_s < _LOSSY * retry_s
+
+    def late_s(self, awaited: RoundTrip, now_s: float, retry_s: float) -> float:
+        """Return after how long an answer is late; at most ``retry_s``."""
+        known = awaited.mean_s >= 0 and self.lossy(now_s, retry_s)
+        return min(max(awaited.late_s, (_SHORT_SHARE if known else _LONG_SHARE) * retry_s), retry_s)
+
+    def patience_s(self, limits: Limits) -> float:
+        """Return how long a server may answer nothing: the scheduler sees to those that are lost.
+
+        On a connection that works, a slice may be on its way for long.
+        """
+        under_way_s = limits.slice_bytes / _SLOWEST_BYTES_PER_S if self.open else 0.0
+        return limits.given_up_s + under_way_s
 
 
 class Pushed(msgspec.Struct, frozen=True):
@@ -72,6 +147,7 @@ class Flow(msgspec.Struct):
         pulls: the first is under way, the others wait.
         touched_s: when something last happened.
         wait_s: how long to wait from then on before asking what the server has.
+        awaited: what the next answer tells the time of; None: it was asked for since then.
         queued: payloads of pushes that have not left this process yet.
         query: the last question, as long as its answer counts.
     """
@@ -85,6 +161,7 @@ class Flow(msgspec.Struct):
     pulls: deque[msg.Pull] = msgspec.field(default_factory=deque)
     touched_s: float = 0.0
     wait_s: float = 0.0
+    awaited: RoundTrip | None = None
     queued: int = 0
     query: Question | None = None
 
@@ -104,3 +181,24 @@ class Flow(msgspec.Struct):
 def new_flow(first: int) -> Flow:
     """Return a flow of which the push ``first`` counts as sent and over."""
     return Flow(first, first, first, first, first)
+
+
+ANSWERS: dict[type[msg.Pull], type[msg.Weights]] = {
+    msg.Pull: msg.Weights,
+    msg.PullState: msg.State,
+    msg.PullRows: msg.Rows,
+    msg.PullTable: msg.TableState,
+}
+"""What answers a pull."""
+
+
+def fits(spec: Slice, pull: msg.Pull, weights: msg.Weights, nbytes: int) -> bool:
+    """Say whether an answer to a pull carries as many bytes as it should."""
+    table = spec.table
+    if table is None:
+        return nbytes == spec.carried_bytes(weights.state if isinstance(weights, msg.State) else ())
+    if isinstance(weights, msg.TableState) and isinstance(pull, msg.PullTable):
+        count = max(0, min(pull.count, weights.held - pull.begin))
+        return nbytes == count * table.row_bytes(columns_of(weights.state))
+    assert isinstance(pull, msg.PullRows)
+    return nbytes == pull.count * (table.row_bytes() - ID_BYTES)

@@ -33,7 +33,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         restart_s: how long a process that may come back has to do so, from when it counts as
             silent: a server that keeps its state on disk, or one that was stopped or cut off.
         retry_s: after this long without an answer a server is asked whether a message came, and
-            sent it again if not; doubles up to eight times as long.
+            sent it again if not. Where answers take less time, it is asked sooner: after a 20th
+            of it, and after an 800th where a message was lost before. It doubles up to eight times
+            as long.
         slice_bytes: larger tensors are cut.
         payload_bytes: no payload may be larger; slices neither.
     """

@@ -10,6 +10,7 @@ import msgspec
 from syncopate.errors import SyncopateError
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
+from syncopate.protocol import reasons
 from syncopate.protocol.actions import Action, Peer
 from syncopate.protocol.gradients.clipping import StepNorm
 from syncopate.protocol.limits import Limits
@@ -140,7 +141,7 @@ class ServerMachine:
         )
         go_on = bool(declared) and all(each.on_worker_loss != ABORT for each in declared)
         if not go_on or (worker == FIRST and not started):
-            return [act.Fail(lost_reason(worker, silent_s), (worker,))]
+            return [act.Fail(reasons.lost(worker, silent_s), (worker,))]
         return self.left(worker)
 
     def left(self, worker: int) -> list[Action]:
@@ -445,9 +446,3 @@ class ServerMachine:
             f"worker {worker} declared other tensors than another worker; names, element types, "
             "sizes and slice_bytes are the same on all"
         )
-
-
-def lost_reason(worker: int, silent_s: float) -> str:
-    """Return the sentence about a lost worker that ends the job."""
-    silent = f" (silent for {silent_s:.1f} s)" if silent_s else ""
-    return f"worker {worker} was lost{silent}; on_worker_loss='continue' goes on without"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 
@@ -9,8 +10,18 @@ import msgspec
 
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
+from syncopate.protocol import reasons
 from syncopate.protocol.actions import Action
-from syncopate.protocol.flow import Flow, Link, Pushed, Question, new_flow
+from syncopate.protocol.flow import (
+    ANSWERS,
+    Flow,
+    Link,
+    Pushed,
+    Question,
+    RoundTrip,
+    fits,
+    new_flow,
+)
 from syncopate.protocol.gradients.clipping import Norms
 from syncopate.protocol.limits import Limits
 from syncopate.protocol.placement.bundle import BUNDLE, Partition, Place
@@ -18,16 +29,14 @@ from syncopate.protocol.placement.declaring import declared
 from syncopate.protocol.placement.layout import Layout
 from syncopate.protocol.placement.piece import Slice, TableSlice
 from syncopate.protocol.rules import ABORT, Rules
-from syncopate.protocol.server import lost_reason
 from syncopate.protocol.slice import FIRST
-from syncopate.protocol.table import ID_BYTES, TABLES, columns_of, server_of
-from syncopate.units import KIB
+from syncopate.protocol.table import TABLES, server_of
 
 _LONGEST_WAIT = 8
 """How many times ``retry_s`` a message waits at most before it is sent again."""
 
-_SLOWEST_BYTES_PER_S = 16 * KIB
-"""What a connection carries at least: a server that answers nothing for longer is out of reach."""
+_QUERIES, _PACE_S, _PACE_EACH_S = 32, 0.002, 2e-5
+"""Queries at once at most; seconds between two looks for late answers: at least, and a slice."""
 
 
 class WorkerMachine:
@@ -35,6 +44,7 @@ class WorkerMachine:
 
     Attributes:
         refused: how many messages were refused, by reason.
+        due_s: when to call :meth:`tick` at the latest, for an answer that is late by then.
     """
 
     def __init__(
@@ -64,6 +74,7 @@ class WorkerMachine:
         self._tables: dict[int, TableSlice] = {}
         self._request = self._queries = 0
         self._busy: set[int] = set()
+        self.due_s = math.inf
         self._norms = Norms((), rules.window)
         if layout is not None:
             self.declare(layout, rules)
@@ -250,7 +261,7 @@ class WorkerMachine:
     def lost(self, worker: int, silent_s: float) -> list[Action]:
         """Go on without a lost worker, or end: as the rules say."""
         if self._rules.on_worker_loss == ABORT:
-            return [act.Fail(lost_reason(worker, silent_s), (worker,))]
+            return [act.Fail(reasons.lost(worker, silent_s), (worker,))]
         return []
 
     def tick(self, now_s: float) -> list[Action]:
@@ -260,33 +271,26 @@ class WorkerMachine:
         for rank, link in enumerate(self._links):
             if link.open and rank not in wanted:
                 link.heard_s = now_s
-            elif now_s - link.heard_s > self._patience_s(link):
-                return [act.Fail(self._out_of_reach(rank, now_s - link.heard_s))]
-            if not link.open and now_s - link.asked_s >= self._limits.retry_s:
+            elif now_s - link.heard_s > link.patience_s(self._limits):
+                silent_s, address = now_s - link.heard_s, self._addresses[rank]
+                worker = self._roster.rank
+                return [act.Fail(reasons.out_of_reach(worker, rank, address, silent_s))]
+            if link.hello_again(now_s, self._limits.retry_s):
                 found += self._hello(rank, now_s)
-        for key in sorted(self._busy):
+        return found + self._overdue(now_s) if now_s >= self.due_s else found
+
+    def _overdue(self, now_s: float) -> list[Action]:
+        """Ask about slices whose answers are late; some at a time."""
+        found: list[Action] = []
+        self.due_s, soonest_s = math.inf, now_s + _PACE_S + _PACE_EACH_S * len(self._busy)
+        for key in sorted(self._busy, key=lambda key: (self._flows[key].touched_s, key)):
             flow = self._flows[key]
-            link = self._links[self._server(key)]
-            if link.open and now_s - flow.touched_s >= flow.wait_s:
-                flow.wait_s = min(2 * flow.wait_s, _LONGEST_WAIT * self._limits.retry_s)
+            if not self._links[self._server(key)].open:
+                continue
+            if now_s - flow.touched_s >= flow.wait_s and len(found) < _QUERIES:
                 found += self._query(key, now_s)
+            self.due_s = min(self.due_s, max(flow.touched_s + flow.wait_s, soonest_s))
         return found
-
-    def _patience_s(self, link: Link) -> float:
-        """Return how long a server may answer nothing: the scheduler sees to those that are lost.
-
-        On a connection that works, a slice may be on its way for long.
-        """
-        limits = self._limits
-        under_way_s = limits.slice_bytes / _SLOWEST_BYTES_PER_S if link.open else 0.0
-        return limits.given_up_s + under_way_s
-
-    def _out_of_reach(self, server: int, silent_s: float) -> str:
-        return (
-            f"worker {self._roster.rank} had no answer of server {server} for {silent_s:.0f} s, "
-            f"though the scheduler hears it: can it reach {self._addresses[server]}? A firewall "
-            "may be between them; on one machine without a key (--key) both are to be of one user"
-        )
 
     def _hello(self, server: int, now_s: float) -> list[Action]:
         link, roster = self._links[server], self._roster
@@ -304,6 +308,7 @@ class WorkerMachine:
             reason = f"server {server} started again without its state; `--state DIR` keeps it"
             return [act.Fail(reason)]
         link.boot, link.durable, link.open = welcome.boot, welcome.durable, True
+        link.wait_s = 0.0
         found: list[Action] = []
         found += [act.Send(server, each, _URGENT) for each in self._declarations(server)]
         for key, flow in self._flows.items():
@@ -332,14 +337,15 @@ class WorkerMachine:
     def _send(self, key: int, now_s: float) -> list[Action]:
         """Send what the window allows."""
         flow, server = self._flows[key], self._server(key)
+        link = self._links[server]
         if flow.done < flow.pushed:
             self._busy.add(key)
         found: list[Action] = []
         last = min(flow.pushed, max(flow.done, 0) + self._rules.window)
-        while self._links[server].open and flow.sent < last:
+        while link.open and flow.sent < last:
             flow.sent += 1
             push = flow.kept[flow.sent]
-            self._touch(flow, now_s)
+            self._touch(flow, link, now_s)
             sends = [act.SendPush(server, each, push.priority) for each in push.parts()]
             flow.queued += len(sends)
             found += sends
@@ -350,7 +356,7 @@ class WorkerMachine:
         self._busy.add(key)
         if not self._links[server].open:
             return []
-        self._touch(flow, now_s)
+        self._touch(flow, self._links[server], now_s)
         pull = flow.pulls[0]
         send = act.SendPull if isinstance(pull, msg.PullRows) else act.Send
         return [send(server, pull, msg.SOON)]
@@ -358,9 +364,10 @@ class WorkerMachine:
     def _query(self, key: int, now_s: float) -> list[Action]:
         """Ask what of a flow the server has; see [Note: queries] in messages."""
         flow = self._flows[key]
-        flow.touched_s = now_s
+        flow.touched_s, flow.awaited = now_s, None
         if flow.queued:
             return []  # so long as pushes have not left, the answer to them cannot be late
+        flow.wait_s = min(2 * flow.wait_s, _LONGEST_WAIT * self._limits.retry_s)
         self._queries += 1
         pull = flow.pulls[0].request if flow.pulls else 0
         flow.query = Question(self._queries, flow.sent, pull, flow.done)
@@ -376,9 +383,13 @@ class WorkerMachine:
             return found
         flow.query = None
         if ack.received < query.done:
-            return [act.Fail(self._why_older(ack, query.done))]
-        wait_s = flow.wait_s
-        if flow.pulls and flow.pulls[0].request == query.pull != ack.waiting:
+            server, name = self._server(ack.key), self._specs[ack.key].name
+            counts = (ack.received, query.done)
+            return [act.Fail(reasons.older(self._roster.rank, server, name, *counts))]
+        pull_lost = bool(flow.pulls) and flow.pulls[0].request == query.pull != ack.waiting
+        if pull_lost or ack.received < query.sent:
+            self._loses(self._server(ack.key), now_s)
+        if pull_lost:
             found += self._ask(ack.key, now_s)
         if ack.received < query.sent:
             if self._links[self._server(ack.key)].durable:
@@ -386,43 +397,43 @@ class WorkerMachine:
                 flow.received = min(flow.received, max(ack.received, flow.done))
             flow.sent = max(ack.received, flow.received)
             found += self._send(ack.key, now_s)
-        flow.wait_s = wait_s
         return found
 
-    def _why_older(self, ack: msg.Ack, done: int) -> str:
-        """Say that a server's state is older than what it said was safe on disk."""
-        server, name = self._server(ack.key), self._specs[ack.key].name
-        return (
-            f"server {server} has {max(ack.received, 0)} pushes of {name!r} by worker "
-            f"{self._roster.rank}, and had acknowledged {max(done, 0)}: its state is older than "
-            "what it said was safe. Was a snapshot of its folder put back? Begin with empty "
-            "folders, from a checkpoint"
-        )
+    def _loses(self, server: int, now_s: float) -> None:
+        """Wait less for all answers of a server, from the first message on that was lost."""
+        link, retry_s = self._links[server], self._limits.retry_s
+        before, link.lost_s = link.lossy(now_s, retry_s), now_s
+        for key in () if before else self._busy:
+            flow = self._flows[key]
+            if flow.awaited is not None and self._server(key) == server:
+                flow.wait_s = link.late_s(flow.awaited, now_s, retry_s)
+                self.due_s = now_s
 
     def _acknowledged(self, ack: msg.Ack, now_s: float) -> list[Action]:
         flow = self._flows[ack.key]
         if ack.received > flow.sent or ack.done > ack.received:
             return self._refuse(msg.EARLY)
-        return self._over(ack, now_s) + self._lost(ack, now_s)
+        over = self._over(ack.key, ack.received, ack.done, now_s)
+        return over + self._lost(ack, now_s)
 
-    def _over(self, ack: msg.Ack, now_s: float) -> list[Action]:
+    def _over(self, key: int, received: int, done: int, now_s: float) -> list[Action]:
         """Let go of the pushes that are over, and send what may follow them."""
-        flow = self._flows[ack.key]
-        durable = self._links[self._server(ack.key)].durable
-        if ack.received <= flow.received and ack.done <= flow.done:
+        flow, link = self._flows[key], self._links[self._server(key)]
+        if received <= flow.received and done <= flow.done:
             return []
-        flow.received = max(flow.received, ack.received)
-        for sequence in range(flow.done + 1, ack.done + 1):
+        self._came(flow, link.receipts, now_s)
+        flow.received = max(flow.received, received)
+        for sequence in range(flow.done + 1, done + 1):
             del flow.kept[sequence]
-        flow.done = max(flow.done, ack.done)
-        self._touch(flow, now_s)
-        over = flow.done if durable else flow.received
+        flow.done = max(flow.done, done)
+        self._touch(flow, link, now_s)
+        over = flow.done if link.durable else flow.received
         found: list[Action] = [
-            act.Released(ack.key, sequence) for sequence in range(flow.released + 1, over + 1)
+            act.Released(key, sequence) for sequence in range(flow.released + 1, over + 1)
         ]
         flow.released = max(flow.released, over)
-        found += self._send(ack.key, now_s)
-        self._rest(ack.key)
+        found += self._send(key, now_s)
+        self._rest(key)
         return found
 
     def _answered(
@@ -431,16 +442,22 @@ class WorkerMachine:
         flow, spec = self._flows[weights.key], self._specs[weights.key]
         if not flow.pulls or flow.pulls[0].request != weights.request:
             return self._refuse(msg.REPLAYED)
-        if type(weights) is not _ANSWERS[type(flow.pulls[0])]:
+        if type(weights) is not ANSWERS[type(flow.pulls[0])]:
             return self._refuse(msg.MALFORMED)
-        if not _fits(spec, flow.pulls[0], weights, payload_bytes or 0):
+        if not fits(spec, flow.pulls[0], weights, payload_bytes or 0):
             return self._refuse(msg.WRONG_SIZE)
-        flow.pulls.popleft()
+        link = self._links[self._server(weights.key)]
+        self._came(flow, link.answers, now_s)
+        after = flow.pulls.popleft().after
+        self._touch(flow, link, now_s)
         state = weights.state if isinstance(weights, msg.State | msg.TableState) else ()
         table = weights if isinstance(weights, msg.TableState) else None
         found: list[Action] = [
             act.Fill(weights.key, weights.request, weights.version, state, table=table)
         ]
+        # Those pushes are in the weights, whether or not their acknowledgements came.
+        done = flow.done if link.durable else after
+        found += self._over(weights.key, after, done, now_s)
         if flow.pulls:
             found += self._ask(weights.key, now_s)
         self._rest(weights.key)
@@ -462,8 +479,16 @@ class WorkerMachine:
         if flow.idle and flow.sent == flow.pushed:
             self._busy.discard(key)
 
-    def _touch(self, flow: Flow, now_s: float) -> None:
-        flow.touched_s, flow.wait_s = now_s, self._limits.retry_s
+    def _came(self, flow: Flow, awaited: RoundTrip, now_s: float) -> None:
+        """Take note of how long an answer took; not of one that came in place of another."""
+        if flow.awaited is awaited:
+            awaited.took(now_s - flow.touched_s)
+
+    def _touch(self, flow: Flow, link: Link, now_s: float) -> None:
+        flow.touched_s = now_s
+        flow.awaited = link.receipts if flow.sent > flow.received else link.answers
+        flow.wait_s = link.late_s(flow.awaited, now_s, self._limits.retry_s)
+        self.due_s = min(self.due_s, now_s + flow.wait_s)
 
     def _refuse(self, kind: str) -> list[Action]:
         self.refused[kind] += 1
@@ -472,23 +497,3 @@ class WorkerMachine:
 
 _URGENT = msg.SOON + 1
 """The priority of what must come before everything else on a connection."""
-
-_ANSWERS: dict[type[msg.Pull], type[msg.Weights]] = {
-    msg.Pull: msg.Weights,
-    msg.PullState: msg.State,
-    msg.PullRows: msg.Rows,
-    msg.PullTable: msg.TableState,
-}
-"""What answers a pull."""
-
-
-def _fits(spec: Slice, pull: msg.Pull, weights: msg.Weights, nbytes: int) -> bool:
-    """Say whether an answer to a pull carries as many bytes as it should."""
-    table = spec.table
-    if table is None:
-        return nbytes == spec.carried_bytes(weights.state if isinstance(weights, msg.State) else ())
-    if isinstance(weights, msg.TableState) and isinstance(pull, msg.PullTable):
-        count = max(0, min(pull.count, weights.held - pull.begin))
-        return nbytes == count * table.row_bytes(columns_of(weights.state))
-    assert isinstance(pull, msg.PullRows)
-    return nbytes == pull.count * (table.row_bytes() - ID_BYTES)

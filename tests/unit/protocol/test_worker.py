@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from syncopate.protocol import actions as act
@@ -102,8 +104,8 @@ def _queries(actions):
     return [message.number for message in sent if isinstance(message, msg.Query)]
 
 
-def _pushed(machine, count):
-    return [s for _ in range(count) for s in _sequences(machine.push(0, 0, 0.1, 0.0)[1])]
+def _pushed(machine, count, now_s=0.0):
+    return [s for _ in range(count) for s in _sequences(machine.push(0, 0, 0.1, now_s)[1])]
 
 
 def test_the_window_begins_at_what_is_over_and_not_at_what_came():
@@ -150,6 +152,83 @@ def test_what_is_lost_is_sent_again_once():
     assert _sequences(machine.receive(0, msg.Ack(0, 0, 0, number, 0), None, 50.0)) == []
     found = machine.receive(0, msg.Ack(0, 2, 2, 0, 0), None, 50.0)
     assert _released(found) == [1, 2]
+    assert machine.idle
+
+
+def _asked(machine, from_s, until_s):
+    """Return when the machine first asks, looking each millisecond."""
+    for ms in range(int(1000 * (until_s - from_s)) + 1):
+        at_s = from_s + ms / 1000
+        if found := _queries(machine.tick(at_s)):
+            return at_s, found[0]
+    return None, 0
+
+
+def _sent(machine, at_s):
+    _pushed(machine, 1, at_s)
+    machine.sent(0, at_s)
+
+
+def _quick(machine, steps):
+    """Push at 0.1, 0.2, ... s; each time the server says 2 ms later that it has the push."""
+    for step in range(1, steps + 1):
+        _sent(machine, step / 10)
+        machine.receive(0, msg.Ack(0, step, step, 0, 0), None, step / 10 + 0.002)
+
+
+def test_a_link_that_lost_nothing_is_asked_after_a_twentieth_of_retry_s():
+    machine = _follower()
+    _quick(machine, 5)
+    _sent(machine, 1.0)
+    at_s, _ = _asked(machine, 1.0, 3.0)
+    assert at_s == pytest.approx(1.0 + LIMITS.retry_s / 20, abs=0.002)
+
+
+def test_after_a_loss_an_answer_is_late_when_it_takes_longer_than_others():
+    machine = _follower()
+    _quick(machine, 5)
+    _sent(machine, 1.0)
+    at_s, number = _asked(machine, 1.0, 3.0)
+    assert _sequences(machine.receive(0, msg.Ack(0, 5, 5, number, 0), None, at_s)) == [6]
+    machine.sent(0, at_s)
+    machine.receive(0, msg.Ack(0, 6, 6, 0, 0), None, at_s + 0.002)
+    _sent(machine, 2.0)
+    at_s, _ = _asked(machine, 2.0, 3.0)
+    assert 2.002 <= at_s <= 2.01
+
+
+def test_a_minute_without_a_loss_and_a_link_counts_as_one_that_loses_nothing():
+    machine = _follower()
+    _quick(machine, 5)
+    _sent(machine, 1.0)
+    at_s, number = _asked(machine, 1.0, 3.0)
+    machine.receive(0, msg.Ack(0, 5, 5, number, 0), None, at_s)
+    machine.sent(0, at_s)
+    machine.receive(0, msg.Ack(0, 6, 6, 0, 0), None, at_s + 0.002)
+    later_s = at_s + 30 * LIMITS.retry_s + 0.1
+    _sent(machine, later_s)
+    asked_s, _ = _asked(machine, later_s, later_s + 3.0)
+    assert asked_s == pytest.approx(later_s + LIMITS.retry_s / 20, abs=0.002)
+
+
+def test_each_question_without_an_answer_doubles_the_wait():
+    machine = _follower()
+    _sent(machine, 0.0)
+    asked_s = [0.0]
+    while len(asked_s) < 6:
+        at_s, _ = _asked(machine, asked_s[-1] + 0.001, asked_s[-1] + 20.0)
+        asked_s.append(at_s)
+    waits = [b - a for a, b in pairwise(asked_s)]
+    assert waits == pytest.approx([LIMITS.retry_s / 20 * 2**n for n in range(5)], abs=0.005)
+
+
+def test_weights_acknowledge_the_pushes_that_are_in_them():
+    """The acknowledgement itself may be lost; nothing has to be asked then."""
+    machine = _follower(durable=False)
+    _sent(machine, 0.0)
+    request, _ = machine.pull(0, 0, 0.0)
+    found = machine.receive(0, msg.Weights(0, 1, request), 8, 0.01)
+    assert _released(found) == [1]
     assert machine.idle
 
 

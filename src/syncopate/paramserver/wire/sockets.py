@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+import math
 import os
 import secrets
 import sys
@@ -276,7 +277,7 @@ class Wire:
         """Wait for something that :meth:`read` may return; an exception here loses nothing."""
         self._waiting = any(len(outbox) for outbox in self._outboxes.values())
         busy = self._waiting or self._late
-        timeout_ms = min(int(timeout_s * 1000), _BUSY_MS if busy else 1 << 30)
+        timeout_ms = min(math.ceil(timeout_s * 1000), _BUSY_MS if busy else 1 << 30)
         self._ready = self._poller.poll(timeout_ms)
 
     def read(self) -> Iterator[Arrival]:
