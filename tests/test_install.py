@@ -196,7 +196,8 @@ def make(tmp_path):
 
     # What a `make test` that runs this was told is not for the one here.
     outside = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
-    outside.pop("MFLAGS", None)
+    for name in ("MFLAGS", "ARGS"):
+        outside.pop(name, None)
 
     def run(**added):
         done = subprocess.run(
