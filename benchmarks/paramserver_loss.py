@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import statistics
 import sys
 import time
@@ -22,12 +21,12 @@ from pathlib import Path
 from typing import ClassVar
 
 import torch
-import zmq
 from msgspec import structs
 
 from contest.conduct import reopened
 from emulated.options import explained
 from serving.processes import HERE, SYNCHRONOUS, Child, digest
+from serving.work import facts
 from syncopate import KVStore, zoo
 from syncopate.artifacts.artifact import Artifact
 from syncopate.paramserver.job import Job
@@ -142,14 +141,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.quick:
         options.steps, options.rounds = 5, 1
-    facts = {
-        "torch": str(torch.__version__),
-        "pyzmq": zmq.__version__,
-        "zmq": zmq.zmq_version(),
-        "machine": platform.platform(),
-        "cores": str(os.cpu_count()),
-    }
-    fresh = Results(model=options.model, steps=options.steps, drop=options.drop, metadata=facts)
+    fresh = Results(model=options.model, steps=options.steps, drop=options.drop, metadata=facts())
     results = reopened(options.json, fresh, "model", "steps", "drop")
     hashes = set()
     while len(results.lossy_s) < options.rounds:

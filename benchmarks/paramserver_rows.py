@@ -26,8 +26,6 @@ rows have come; a ``step`` is both at once. Rates are medians over rounds.
 from __future__ import annotations
 
 import argparse
-import os
-import platform
 import statistics
 import sys
 import threading
@@ -45,6 +43,7 @@ from torch import Tensor
 
 from emulated.options import explained
 from serving.loopback import CONTEXT, WAIT_S, process
+from serving.work import facts
 from syncopate import KVStore
 from syncopate.artifacts.artifact import Artifact, Record
 from syncopate.paramserver.job import Job
@@ -218,16 +217,8 @@ def measured(options: argparse.Namespace) -> Results:
         Cell(contender=name, what=what, operation=operation, samples_s=tuple(some))
         for (name, what, operation), some in samples.items()
     )
-    facts = {
-        "torch": str(torch.__version__),
-        "numpy": np.__version__,
-        "pyzmq": zmq.__version__,
-        "zmq": zmq.zmq_version(),
-        "machine": platform.platform(),
-        "cores": str(os.cpu_count()),
-    }
     sizes = {name: getattr(options, name) for name in ("rows", "width", "ids")}
-    return Results(**sizes, cells=cells, metadata=facts)
+    return Results(**sizes, cells=cells, metadata={**facts(), "numpy": np.__version__})
 
 
 def tell(results: Results) -> None:

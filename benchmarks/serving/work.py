@@ -116,16 +116,20 @@ class Results(Artifact, frozen=True, kw_only=True):
         return min(counts, default=0)
 
 
-def with_facts(results: Results) -> Results:
-    """Return the results with what they were measured with."""
-    facts = {
+def facts() -> dict[str, str]:
+    """Return the versions and the machine that something is measured with."""
+    return {
         "torch": str(torch.__version__),
         "pyzmq": zmq.__version__,
         "zmq": zmq.zmq_version(),
         "machine": platform.platform(),
         "cores": str(os.cpu_count()),
     }
-    return structs.replace(results, metadata=results.metadata | facts)
+
+
+def with_facts(results: Results) -> Results:
+    """Return the results with what they were measured with."""
+    return structs.replace(results, metadata=results.metadata | facts())
 
 
 def resumed(path: Path | None, setting: Setting) -> Results:
