@@ -58,6 +58,7 @@ class Scheduler:
             job.workers,
             self._limits,
             seated=run.members if self._file is not None else None,
+            incarnation=run.incarnation,
         )
         self._kept_changes = 0
         tap = Tap(SCHEDULER, lambda: self.refused)
@@ -122,7 +123,7 @@ class Scheduler:
         machine = self._machine
         if self._file is not None and machine.changes != self._kept_changes:
             self._kept_changes = machine.changes  # before anybody hears of it
-            self._file.keep(machine.seated, machine.over)
+            self._file.keep(machine.seated, machine.finished, machine.incarnation)
         for action in actions:
             if isinstance(action, act.Send):
                 self._wire.send(action.to, action.message, action.priority)

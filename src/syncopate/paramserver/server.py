@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,6 +13,8 @@ import zmq
 from syncopate.errors import ParameterServerError
 from syncopate.paramserver.job import Job, own_host
 from syncopate.paramserver.node import Node, new_token
+from syncopate.paramserver.storage import histories
+from syncopate.paramserver.storage.histories import Histories
 from syncopate.paramserver.storage.shard import Shard
 from syncopate.paramserver.storage.state import Committer, Identity, Record, StateFolder
 from syncopate.paramserver.storage.updaters import Updaters
@@ -68,18 +70,25 @@ class ParameterServer:
         """
         self._job = job.require_valid()
         self._limits = (limits or Limits()).require_valid()
+        self._port, self._state, self._faults = port, state, faults
+        self._updaters = Updaters(updaters)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Read what is on disk, listen, and ask the scheduler to be let in."""
+        state, job = self._state, self._job
         self._folder = StateFolder(state) if state is not None else None
         self._identity = self._folder.identity() if self._folder is not None else None
-        self._records: dict[int, Record] = {}
+        self._histories: Histories = {}
         if self._folder is not None and self._identity is not None:
-            self._records = self._folder.load(self._identity.run)
-        self._updaters = Updaters(updaters)
+            self._folder.keeps_earlier = self._identity.synchronous
+            self._histories = self._folder.read(self._identity.run)
         self._machine: ServerMachine | None = None
         self._shard: Shard | None = None
         self._committer: Committer | None = None
         # Bundles that were split: nothing on disk counts any more that is under their keys.
         self._dropped: set[int] = set()
-        self._over = False
+        self._over = self._again = False
         self._failure: ParameterServerError | None = None
         self._boot = new_token()
         self._refusals = RefusalLog("a server")
@@ -88,9 +97,9 @@ class ParameterServer:
         tap = Tap(msg.SERVER, lambda: self.refused)
         tap.counters.kept = self._kept
         tap.counters.waiting = lambda: 0 if self._shard is None else self._shard.waiting
-        wire = Wire(load_key(job.key), self._limits, tap, faults)
+        wire = Wire(load_key(job.key), self._limits, tap, self._faults)
         try:
-            address = wire.listen(own_host(job), port)
+            address = wire.listen(own_host(job), self._port)
             self._node = Node(wire, self._register(address), self._limits, job.scheduler)
         except BaseException:
             wire.close(0)
@@ -116,6 +125,13 @@ class ParameterServer:
             ArtifactError: state cannot be written.
         """
         keep_freed_memory()
+        self._serve()
+        while self._again:
+            self._begin()
+            self._serve()
+
+    def _serve(self) -> None:
+        """Serve until the job is over, or all its workers are gone."""
         try:
             while not self._over:
                 self._node.step(self._do, self._take, self._tick)
@@ -144,6 +160,7 @@ class ParameterServer:
             self._job.rank if known is None else known.rank,
             "" if known is None else known.run,
             self._folder is not None,
+            None if known is None else histories.steps_of(known, self._histories),
         )
 
     def _take(self, arrival: Arrival) -> None:
@@ -246,6 +263,8 @@ class ParameterServer:
             self._notes([part for part in action.cut.parts if part.key >= BUNDLE])
         elif isinstance(action, act.Forget):
             self._node.wire.forget(action.peer)
+        elif isinstance(action, act.BeginAgain):
+            self._over = self._again = True
         elif isinstance(action, act.Stop):
             self._over = True
         elif isinstance(action, act.Fail):
@@ -254,33 +273,60 @@ class ParameterServer:
             self._over = True
 
     def _join(self, roster: msg.Roster) -> None:
-        kept = None
-        known = self._identity
+        known, now = self._identity, roster.incarnation
+        back = known is not None and known.incarnation != now.number
+        if known is not None and back and not now.resumed:
+            known = Identity(job=known.job, run=known.run, rank=known.rank)
+            self._histories = {}
+        chains, kept = histories.newest(self._histories), None
         if known is not None and (known.rules is not None or known.tables):
-            positions = {key: record.position for key, record in self._records.items()}
+            positions = {key: chain[-1].position for key, chain in chains.items()}
+            if back:
+                chains = histories.chains_at(known, self._histories, now)
+                positions = histories.positions_at(known, chains, now, len(roster.workers))
             kept = Kept(known.digest, known.rules, known.slices, positions, known.tables)
+        self._histories = {}
         self._machine = ServerMachine(
             Seat(roster, self._boot, self._folder is not None), self._limits, kept
         )
         if kept is not None:
-            specs = self._machine.specs
-            self._shard = Shard(kept.rules or kept.tables[0].rules, specs, self._updaters)
-            for table in kept.tables:
-                self._shard.keep_table(table)
-            current = {spec.key for spec in specs}
-            self._dropped = set(self._records) - current
-            for key in current.intersection(self._records):
-                for record in (*self._records[key].before, self._records[key]):
-                    self._shard.restore(key, record.tensors)
-        self._records.clear()
+            self._restore(kept, chains)
         if self._folder is not None:
-            if known is None:
-                self._identity = Identity(job=self._job.name, run=roster.run, rank=roster.rank)
-                self._folder.save_identity(self._identity)
+            if back:
+                self._write_anew(roster, self._folder)
+            if known is None or back:
+                known = known or Identity(job=self._job.name, run=roster.run, rank=roster.rank)
+                self._identity = msgspec.structs.replace(known, incarnation=now.number)
+                self._save_identity()
                 self._node.member.settle()
             self._committer = Committer(self._folder, roster.run, self._node.wire.wake)
         while self._early:
             self._take(self._early.popleft())
+
+    def _restore(self, kept: Kept, chains: Mapping[int, Sequence[Record]]) -> None:
+        """Take back what was on disk."""
+        assert self._machine is not None
+        specs = self._machine.specs
+        self._shard = Shard(kept.rules or kept.tables[0].rules, specs, self._updaters)
+        for table in kept.tables:
+            self._shard.keep_table(table)
+        current = {spec.key for spec in specs}
+        self._dropped = set(chains) - current
+        for key in current.intersection(chains):
+            for record in chains[key]:
+                self._shard.restore(key, record.tensors)
+
+    def _write_anew(self, roster: msg.Roster, folder: StateFolder) -> None:
+        """Write all that is kept since this server went back, in the place of all that was there.
+
+        The identity is written after it: until then the server goes back once more.
+        """
+        records: dict[int, Record] = {}
+        if self._machine is not None and self._shard is not None:
+            at = self._machine.positions(self._shard.held)
+            records = {key: self._shard.record(key, at[key], whole=True) for key in at}
+        folder.replace(roster.run, records)
+        self._dropped.clear()
 
     def _keep(self, action: act.Keep) -> None:
         assert self._machine is not None
@@ -295,7 +341,7 @@ class ParameterServer:
                 rules=action.rules,
                 slices=action.slices,
             )
-            self._folder.save_identity(self._identity)
+            self._save_identity()
 
     def _keep_table(self, table: TableSlice) -> None:
         if self._shard is None:
@@ -304,7 +350,13 @@ class ParameterServer:
         if self._folder is not None and self._identity is not None:
             tables = (*self._identity.tables, table)
             self._identity = msgspec.structs.replace(self._identity, tables=tables)
-            self._folder.save_identity(self._identity)
+            self._save_identity()
+
+    def _save_identity(self) -> None:
+        assert self._folder is not None
+        assert self._identity is not None
+        self._folder.keeps_earlier = self._identity.synchronous
+        self._folder.save_identity(self._identity)
 
     def _notes(self, bundles: list[Slice]) -> None:
         """Note bundles for the trace, which knows slices from what is declared."""

@@ -41,6 +41,10 @@ class KVStore:
         rank: of this worker.
         num_workers: how many there are; of servers ``num_servers``.
         rules: how the servers update.
+        resumed: whether the job goes on from what its servers had on disk, after all its processes
+            were gone: :meth:`init` then gives every worker the servers' values.
+        step: how many synchronous steps were taken before; 0 where the job begins, or updates are
+            asynchronous.
     """
 
     def __init__(
@@ -77,6 +81,8 @@ class KVStore:
         self.rank = roster.rank
         self.num_workers = len(roster.workers)
         self.num_servers = len(roster.servers)
+        self.resumed = roster.incarnation.resumed
+        self.step = max(0, roster.incarnation.first_push(synchronous=self.rules.synchronous))
         self._tables = Tables(self._session, self._limits)
 
     def init(
@@ -87,7 +93,8 @@ class KVStore:
     ) -> None:
         """Give the servers worker 0's ``tensors``, and every worker the same values.
 
-        Blocks until all workers have called it.
+        Blocks until all workers have called it. In a job that is :attr:`resumed` servers keep what
+        they have, and every worker gets that.
 
         Args:
             tensors: by the name that push and pull call them; overwritten with worker 0's values.
@@ -119,7 +126,7 @@ class KVStore:
             self._steps = Steps(tensors)
         self._session.declare(self._declared.layout, self.rules)
         handles = []
-        if self.rank == FIRST:
+        if self.rank == FIRST and not self.resumed:
             known = state or {}
             if fresh := {name: t for name, t in tensors.items() if not known.get(name)}:
                 handles.append(self._push(fresh, 0))
@@ -254,10 +261,10 @@ class KVStore:
             whole, table, first = table, *whole_table(key, table)
             given = first | dict(state or {})
         self._tables.declare(key, table, rules)
-        if self.rank == FIRST:
+        if self.rank == FIRST and not self.resumed:
             self._tables.begin(key, given).wait()
         self._tables.meet(key)
-        if whole is not None and self.rank != FIRST:
+        if whole is not None and (self.rank != FIRST or self.resumed):
             self.pull_rows(key, torch.arange(table.rows), whole).wait()
 
     def push_rows(

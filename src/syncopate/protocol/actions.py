@@ -62,6 +62,10 @@ class Told(Action, frozen=True):
     message: Roster | Lost | Left | Moved
 
 
+class BeginAgain(Action, frozen=True):
+    """A server is to leave everything, and register again with what it has on disk."""
+
+
 class Stop(Action, frozen=True):
     """The job is over, and all is well."""
 

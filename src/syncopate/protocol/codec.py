@@ -20,6 +20,7 @@ FromScheduler = (
     | msg.Lost
     | msg.Left
     | msg.Moved
+    | msg.Again
     | msg.Finish
     | msg.Abort
     | msg.Refused

@@ -8,8 +8,8 @@ from       to                     messages
 any        scheduler              :class:`Register`, :class:`Heartbeat`, :class:`Leave`,
                                   :class:`Failed`, :class:`Status`
 scheduler  any                    :class:`Roster`, :class:`Heartbeat`, :class:`Lost`, :class:`Left`,
-                                  :class:`Moved`, :class:`Finish`, :class:`Abort`,
-                                  :class:`Standing`
+                                  :class:`Moved`, :class:`Again`, :class:`Finish`,
+                                  :class:`Abort`, :class:`Standing`
 worker     server                 :class:`Hello`, :class:`Declare`, :class:`Push`, :class:`Skip` and
                                   :class:`Begin` with a payload, :class:`Query`, :class:`Pull`,
                                   :class:`PullState`, :class:`Norm`; of tables
@@ -31,19 +31,19 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from syncopate.protocol.membership.incarnation import Incarnation
 from syncopate.protocol.placement.piece import Slice, TableSlice
 from syncopate.protocol.rules import Rules
 
-PROTOCOL = 5
+PROTOCOL = 6
 """The version of what follows; processes of another version are refused."""
 
 SERVER: Literal["server"] = "server"
 WORKER: Literal["worker"] = "worker"
 
 SOON = 2**31
-"""The priority of requests and acknowledgements: short, and before all tensors.
-
-A push whose acknowledgement waits behind weights would keep its tensor, and its window, for long.
+"""The priority of requests and acknowledgements: short, and before all tensors. A push whose
+acknowledgement waits behind weights would keep its tensor, and its window, for long.
 """
 
 LAST = -(2**31) - 1
@@ -56,6 +56,7 @@ Token = Annotated[str, Meta(max_length=64)]
 Address = Annotated[str, Meta(max_length=256)]
 Text = Annotated[str, Meta(max_length=4096)]
 Part = Annotated[int, Meta(ge=0, lt=2**16)]
+Steps = Annotated[tuple[Annotated[int, Meta(ge=-1)], ...], Meta(max_length=32)]
 Parts = Annotated[int, Meta(ge=1, lt=2**16)]
 States = Annotated[tuple[Annotated[str, Meta(max_length=32)], ...], Meta(max_length=8)]
 
@@ -76,6 +77,7 @@ class Register(Message, frozen=True):
         rank: the rank that it wants, or had; -1: any.
         run: the run whose state a server brings; empty: none.
         durable: whether a server keeps its state on disk.
+        steps: that a server with state can go on from; None: any.
     """
 
     protocol: int
@@ -86,6 +88,7 @@ class Register(Message, frozen=True):
     rank: Annotated[int, Meta(ge=-1, lt=2**16)] = -1
     run: Token = ""
     durable: bool = False
+    steps: Steps | None = None
 
 
 class Roster(Message, frozen=True):
@@ -97,6 +100,7 @@ class Roster(Message, frozen=True):
         servers: their addresses, by rank.
         workers: their tokens, by rank.
         durable: whether the scheduler keeps its state on disk, so that it may come back.
+        incarnation: of the run.
     """
 
     run: Token
@@ -104,6 +108,7 @@ class Roster(Message, frozen=True):
     servers: tuple[Address, ...]
     workers: tuple[Token, ...]
     durable: bool = False
+    incarnation: Incarnation = Incarnation()
 
 
 class Figures(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -140,7 +145,7 @@ class Heartbeat(Message, frozen=True):
 
 
 class Status(Message, frozen=True):
-    """A question how the job stands. It needs the job's name, and no membership."""
+    """A question how the job of this name stands. It needs no membership."""
 
     job: Text
 
@@ -199,6 +204,10 @@ class Moved(Message, frozen=True):
 
     rank: Rank
     address: Address
+
+
+class Again(Message, frozen=True):
+    """The workers of the run are gone: a server registers again, with what it has on disk."""
 
 
 class Leave(Message, frozen=True):
@@ -287,10 +296,7 @@ class Push(Message, frozen=True):
 
 
 class Skip(Push, frozen=True):
-    """A push without a gradient: the payload is empty. It counts as zeros beside others' gradients.
-
-    Where no worker has one the slice stays as it is.
-    """
+    """A push of no gradient and no payload: zeros beside others' gradients; alone no update."""
 
 
 class Begin(Push, frozen=True):

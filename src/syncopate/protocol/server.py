@@ -67,8 +67,10 @@ class ServerMachine:
         self._seat = seat
         self._limits = limits
         self._workers = Workers(here=set(range(len(seat.roster.workers))))
+        self._step = seat.roster.incarnation.step
         self._norm = StepNorm()
         self._sessions: dict[Peer, int] = {}
+        self._former: set[Peer] = set()
         self._peers: dict[int, Peer] = {}
         self._slices: dict[int, SliceMachine] = {}
         self._durable: dict[int, Position] = {}
@@ -148,7 +150,9 @@ class ServerMachine:
         """Count on no more pushes of ``worker``."""
         self._workers.here.discard(worker)
         self._workers.left.add(worker)
-        self._sessions.pop(self._peers.pop(worker, ""), None)
+        if (peer := self._peers.pop(worker, None)) is not None:
+            self._sessions.pop(peer, None)
+            self._former.add(peer)
         for slice_ in self._slices.values():
             slice_.drop(worker)
         return self._never_begun() or self._advance(self._slices.values())
@@ -209,7 +213,9 @@ class ServerMachine:
             return self._hello(peer, message)
         worker = self._sessions.get(peer)
         if worker is None:
-            self.refused[msg.UNKNOWN] += 1
+            # What a worker asked before it left may come after the scheduler's word of that.
+            if peer not in self._former:
+                self.refused[msg.UNKNOWN] += 1
             return [act.Send(peer, msg.HelloWanted())]
         if isinstance(message, msg.Declare | msg.DeclareTable | msg.Norm):
             return self._told(worker, message)
@@ -328,20 +334,23 @@ class ServerMachine:
             if (declare.digest, declare.rules) == (self.digest, self.rules):
                 return []
             return [act.Fail(self._why_different(worker, declare), (worker,))]
-        groups = len(declare.rules.groups)
-        for slice_ in declare.slices:
-            if slice_.nbytes > self._limits.payload_bytes:
-                most = self._limits.payload_bytes
-                reason = f"a slice of {slice_.nbytes} bytes; at most {most} (payload_bytes)"
-                return [act.Fail(f"worker {worker} declared {reason}", (worker,))]
-            if slice_.group > groups:
-                reason = f"a slice of group {slice_.group}; the last one is {groups}"
-                return [act.Fail(f"worker {worker} declared {reason}", (worker,))]
+        if reason := self._why_not(declare):
+            return [act.Fail(f"worker {worker} declared {reason}", (worker,))]
         slices = self._declarations.add(worker, declare)
         if slices is None:
             return []
         self._keep(declare.digest, declare.rules, slices, {})
         return [act.Keep(declare.rules, slices)]
+
+    def _why_not(self, declare: msg.Declare) -> str:
+        """Say why nothing of a declaration can be kept; empty: it can."""
+        groups, most = len(declare.rules.groups), self._limits.payload_bytes
+        for slice_ in declare.slices:
+            if slice_.nbytes > most:
+                return f"a slice of {slice_.nbytes} bytes; at most {most} (payload_bytes)"
+            if slice_.group > groups:
+                return f"a slice of group {slice_.group}; the last one is {groups}"
+        return self._why_new("these tensors") if self._step > 0 else ""
 
     def _declare_table(self, worker: int, table: TableSlice) -> list[Action]:
         spec, known = table.slice, self.tables.get(table.slice.key)
@@ -360,17 +369,19 @@ class ServerMachine:
         if nbytes > (most := self._limits.payload_bytes):
             reason = f"rows of {nbytes} bytes, state and all; at most {most} (payload_bytes)"
             return [act.Fail(f"worker {worker} declared {reason}", (worker,))]
-        if known is None:
-            self._keep_table(table, {})
-            return self._never_begun() or [act.KeepTable(table)]
         if known == table:
             return []
-        reason = (
-            f"worker {worker} declared the table {spec.name!r} as {spec.table}, updated by "
-            f"{table.rules}, and another worker {known.slice.name!r} as {known.slice.table}, "
-            f"updated by {known.rules}; all workers declare the same tables in the same order"
-        )
-        return [act.Fail(reason, (worker,))]
+        if known is None and self._step <= 0:
+            self._keep_table(table, {})
+            return self._never_begun() or [act.KeepTable(table)]
+        reason = self._why_new(f"the table {spec.name!r}")
+        if known is not None:
+            reason = (
+                f"the table {spec.name!r} as {spec.table}, updated by {table.rules}, and another "
+                f"worker {known.slice.name!r} as {known.slice.table}, updated by {known.rules}; "
+                "all workers declare the same tables in the same order"
+            )
+        return [act.Fail(f"worker {worker} declared {reason}", (worker,))]
 
     def _keep_table(self, table: TableSlice, positions: Mapping[int, Position]) -> None:
         spec = table.slice
@@ -432,6 +443,12 @@ class ServerMachine:
                 moved = sorted(w for w, n in after.items() if before.get(w) != n)
                 found += [self._ack(w, slice_) for w in moved if w in self._peers]
         return found
+
+    def _why_new(self, what: str) -> str:
+        return (
+            f"{what}, which servers did not have before all workers were gone; the job goes on "
+            "from what they have, with the same tensors and tables"
+        )
 
     def _why_different(self, worker: int, declare: msg.Declare) -> str:
         assert self.rules is not None

@@ -68,7 +68,8 @@ class WorkerMachine:
         self._limits = limits
         self._links = [Link() for _ in roster.servers]
         self._addresses = list(roster.servers)
-        self._first = -1 if roster.rank == FIRST else 0
+        first = roster.incarnation.first_push(synchronous=rules.synchronous)
+        self._first = first if roster.rank == FIRST else max(first, 0)
         self._specs: dict[int, Slice] = {}
         self._flows: dict[int, Flow] = {}
         self._tables: dict[int, TableSlice] = {}

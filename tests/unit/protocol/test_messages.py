@@ -32,6 +32,7 @@ ALL = [
     (codec.FromScheduler, msg.Lost(3, 6.5)),
     (codec.FromScheduler, msg.Left(3)),
     (codec.FromScheduler, msg.Moved(0, "tcp://h:2")),
+    (codec.FromScheduler, msg.Again()),
     (codec.FromScheduler, msg.Finish()),
     (codec.FromScheduler, msg.Abort("why")),
     (codec.FromScheduler, msg.Refused("why")),

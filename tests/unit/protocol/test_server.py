@@ -158,6 +158,15 @@ def test_state_that_no_frame_may_hold_is_refused_in_words():
     assert "b with the optimizer's state in 32 bytes; at most 20" in answer.message.reason
 
 
+def test_what_a_worker_asked_before_it_left_is_no_strangers_message():
+    machine = _server()
+    machine.left(1)
+    machine.receive(b"p1", msg.Query(0, 1), None)
+    assert machine.refused == {}
+    machine.receive(b"other", msg.Query(0, 1), None)
+    assert machine.refused == {msg.UNKNOWN: 1}
+
+
 def test_a_worker_on_a_new_connection_leaves_the_old_one():
     machine = _server()
     found = machine.receive(b"new", msg.Hello("run", 0, "t0"), None)

@@ -10,6 +10,7 @@ import msgspec
 
 from syncopate.artifacts.artifact import Artifact
 from syncopate.errors import ArtifactError
+from syncopate.protocol.membership.incarnation import FIRST_LIFE, Incarnation
 from syncopate.protocol.membership.members import Seated
 
 
@@ -51,7 +52,8 @@ class Run(Artifact, frozen=True, kw_only=True):
         servers: how many.
         workers: how many.
         members: all of them; none until all are there.
-        over: whether the job is over.
+        over: whether the job is over, and all was well.
+        incarnation: how often it went on after all workers were gone, and from which step.
     """
 
     KIND = "parameter_server_run"
@@ -62,6 +64,7 @@ class Run(Artifact, frozen=True, kw_only=True):
     workers: int
     members: tuple[Seated, ...] = ()
     over: bool = False
+    incarnation: Incarnation = Incarnation()
 
 
 class RunFile:
@@ -87,11 +90,18 @@ class RunFile:
                 reason = f"a run with {kept!r}, not {given!r}; give an empty folder"
                 raise ArtifactError(self._path, reason, f"$.{name}")
 
-    def keep(self, members: tuple[Seated, ...], over: bool) -> None:
+    def keep(
+        self,
+        members: tuple[Seated, ...],
+        over: bool,
+        incarnation: Incarnation = FIRST_LIFE,
+    ) -> None:
         """Write what became of the run.
 
         Raises:
             ArtifactError: it cannot be written.
         """
-        self.run = msgspec.structs.replace(self.run, members=members, over=over)
+        self.run = msgspec.structs.replace(
+            self.run, members=members, over=over, incarnation=incarnation
+        )
         save_durably(self.run, self._path)

@@ -6,6 +6,10 @@ as what they save; of several records of one slice the one in the highest segmen
 appears whole or not at all, and ends in a checksum. Segments of which no record counts are removed;
 when those that stay hold more than three times what counts, the next commit writes everything anew.
 
+With synchronous updates the newest record of the version before counts, too: slices are committed
+one by one, and so all servers have a step that they can go back to together
+(:mod:`~syncopate.paramserver.storage.histories`).
+
 A slice's record says which pushes are in its weights. So each slice is consistent by itself,
 whichever commit was the last.
 
@@ -21,7 +25,7 @@ import re
 import struct
 import threading
 import zlib
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,7 +55,18 @@ _log = logging.getLogger("syncopate")
 
 
 class Identity(Artifact, frozen=True, kw_only=True):
-    """A server's identity, and what it keeps."""
+    """A server's identity, and what it keeps.
+
+    Attributes:
+        job: the job's name.
+        run: of the run.
+        rank: of the server.
+        digest: of the layout.
+        rules: how tensors are updated; None: none are kept.
+        slices: of them.
+        tables: its shares of tables.
+        incarnation: how often the run had gone on after all its workers were gone.
+    """
 
     KIND = "parameter_server"
 
@@ -62,6 +77,14 @@ class Identity(Artifact, frozen=True, kw_only=True):
     rules: Rules | None = None
     slices: tuple[Slice, ...] = ()
     tables: tuple[TableSlice, ...] = ()
+    incarnation: int = 0
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether it keeps anything, and updates it synchronously."""
+        kept = [] if self.rules is None else [self.rules]
+        kept += [table.rules for table in self.tables]
+        return any(rules.synchronous for rules in kept)
 
 
 class _Field(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -78,14 +101,12 @@ class Record(msgspec.Struct, frozen=True):
         tensors: by name.
         adds: whether it adds to the records before it, which go on to count.
         whole_nbytes: what it would take by itself, where it adds.
-        before: those records, the oldest first, where it was read.
     """
 
     position: Position
     tensors: dict[str, Tensor]
     adds: bool = False
     whole_nbytes: int = 0
-    before: tuple[Record, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -108,25 +129,38 @@ class _Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     entries: tuple[_Entry, ...]
 
 
+class _Written(NamedTuple):
+    """A record on disk: its segment, and what :class:`Record` has."""
+
+    number: int
+    version: int
+    nbytes: int
+    adds: bool
+
+
 class StateFolder:
     """The folder of one server; one thread at a time.
 
     Attributes:
         path: where it is.
+        keeps_earlier: whether the version before the newest of each slice counts, too.
     """
 
     def __init__(self, path: Path) -> None:
         """Use ``path``, which is made when something is written."""
         self.path = path
+        self.keeps_earlier = False
         self._sizes: dict[int, int] = {}
-        # By key: the segments whose records count, and the bytes of what counts.
-        self._newest: dict[int, tuple[tuple[int, ...], int]] = {}
+        # By key: the records that count, in their order.
+        self._written: dict[int, list[_Written]] = {}
+        # Keys that count no more once those that came in their place have two versions.
+        self._dropped: set[int] = set()
         self._next = 1
 
     @property
     def wants_all(self) -> bool:
         """Whether the next commit should hold all slices, to make the others superfluous."""
-        counts = sum(nbytes for _, nbytes in self._newest.values())
+        counts = sum(map(_counted, self._written.values()))
         return len(self._sizes) > 1 and sum(self._sizes.values()) > _SLACK * counts
 
     def identity(self) -> Identity | None:
@@ -146,13 +180,13 @@ class StateFolder:
         """
         save_durably(identity, self.path / _IDENTITY)
 
-    def load(self, run: str) -> dict[int, Record]:
-        """Read the newest record of every slice.
+    def read(self, run: str) -> dict[int, list[Record]]:
+        """Read all records of every slice, in their order.
 
         Raises:
             ArtifactError: a segment is damaged, or of another run.
         """
-        found: dict[int, Record] = {}
+        found: dict[int, list[Record]] = {}
         for path in sorted(self.path.iterdir()) if self.path.exists() else ():
             name = _NAME.fullmatch(path.name)
             if name is None:
@@ -161,32 +195,27 @@ class StateFolder:
             self._next = max(self._next, number + 1)
             self._sizes[number] = path.stat().st_size
             for key, record in _decoded(path, run).items():
-                numbers: tuple[int, ...] = ()
-                if record.adds and key in found:
-                    before = (*found[key].before, msgspec.structs.replace(found[key], before=()))
-                    record = msgspec.structs.replace(record, before=before)  # noqa: PLW2901
-                    numbers = self._newest[key][0]
-                found[key] = record
-                self._newest[key] = ((*numbers, number), record.nbytes)
+                found.setdefault(key, []).append(record)
+                self._note(number, key, record)
         self._prune()
         return found
 
-    def write(
-        self,
-        run: str,
-        keys: Mapping[int, int],
-        data: bytes,
-        dropped: Iterable[int] = (),
-        adding: Container[int] = (),
-    ) -> None:
-        """Write a segment.
+    def write(self, run: str, records: Mapping[int, Record], dropped: Iterable[int] = ()) -> None:
+        """Write a segment with ``records``.
 
         Args:
             run: the run.
-            keys: bytes of each slice in it, or that count of it.
-            data: from :func:`encoded`.
-            dropped: keys whose records count no more once it is there.
-            adding: keys whose records add to those before.
+            records: by key.
+            dropped: keys whose records count no more once it is there; or where the version before
+                counts, too, once there are two versions of all others.
+
+        Raises:
+            ArtifactError: it cannot be written.
+        """
+        self.put(records, encoded(run, records), dropped)
+
+    def put(self, records: Mapping[int, Record], data: bytes, dropped: Iterable[int] = ()) -> None:
+        """Do the same with ``data`` from :func:`encoded`.
 
         Raises:
             ArtifactError: it cannot be written.
@@ -197,28 +226,71 @@ class StateFolder:
         sync_folder(self.path)
         self._next += 1
         self._sizes[number] = len(data)
-        for key in dropped:
-            self._newest.pop(key, None)
-        for key, nbytes in keys.items():
-            before = self._newest[key][0] if key in adding and key in self._newest else ()
-            self._newest[key] = ((*before, number), nbytes)
+        self._dropped |= set(dropped).intersection(self._written)
+        for key, record in records.items():
+            self._note(number, key, record)
         self._prune()
 
+    def replace(self, run: str, records: Mapping[int, Record]) -> None:
+        """Write a segment with ``records``, each whole; nothing else counts once it is there.
+
+        Raises:
+            ArtifactError: it cannot be written.
+        """
+        if records:
+            self.write(run, records)
+        number = self._next - 1
+        for key, written in list(self._written.items()):
+            self._written[key] = [each for each in written if key in records][-1:]
+            if not self._written[key]:
+                del self._written[key]
+        assert all(written[0].number == number for written in self._written.values())
+        self._dropped.clear()
+        self._prune()
+
+    def _note(self, number: int, key: int, record: Record) -> None:
+        """Let a record count, and of those before it what it does not replace."""
+        self._dropped.discard(key)
+        before = self._written.get(key, [])
+        written = _Written(number, record.position.version, record.nbytes, record.adds)
+        self._written[key] = _counting([*before, written], earlier=self.keeps_earlier)
+
     def _prune(self) -> None:
-        counts = {number for numbers, _ in self._newest.values() for number in numbers}
+        kept = [all_of for key, all_of in self._written.items() if key not in self._dropped]
+        if not self.keeps_earlier or all(each[0].version < each[-1].version for each in kept):
+            for key in self._dropped:
+                del self._written[key]
+            self._dropped.clear()
+        counts = {each.number for all_of in self._written.values() for each in all_of}
         for number in [number for number in self._sizes if number not in counts]:
             del self._sizes[number]
             (self.path / f"segment-{number:012d}").unlink(missing_ok=True)
 
 
-class _Work(NamedTuple):
-    """What is to be written, as :meth:`StateFolder.write` has it, and the positions in it."""
+def _counting(written: list[_Written], *, earlier: bool) -> list[_Written]:
+    """Return the records that the newest needs; with ``earlier`` also the version before it."""
+    first = len(written) - 1
+    if earlier:
+        newest = written[-1].version
+        first = next((at for at in range(first, -1, -1) if written[at].version < newest), first)
+    while first and written[first].adds:
+        first -= 1
+    return written[first:]
 
-    positions: dict[int, Position]
-    sizes: dict[int, int]
+
+def _counted(written: list[_Written]) -> int:
+    """Return the bytes of the versions that count; records that add have those before in them."""
+    last = written[-1]
+    apart = not last.adds and written[0].version < last.version
+    return last.nbytes + (max(each.nbytes for each in written[:-1]) if apart else 0)
+
+
+class _Work(NamedTuple):
+    """What is to be written, as :meth:`StateFolder.put` has it: records without their tensors."""
+
+    records: dict[int, Record]
     data: bytes
     dropped: tuple[int, ...]
-    adding: frozenset[int]
 
 
 class Committer:
@@ -254,11 +326,12 @@ class Committer:
         Only while not busy.
         """
         assert not self.busy
-        sizes = {key: record.nbytes for key, record in records.items()}
-        adding = frozenset(key for key, record in records.items() if record.adds)
-        positions = {key: record.position for key, record in records.items()}
+        bare = {
+            key: msgspec.structs.replace(record, tensors={}, whole_nbytes=record.nbytes)
+            for key, record in records.items()
+        }
         with self._changed:
-            self._work = _Work(positions, sizes, encoded(self._run, records), dropped, adding)
+            self._work = _Work(bare, encoded(self._run, records), dropped)
             self._changed.notify()
 
     def finished(self) -> dict[int, Position]:
@@ -290,7 +363,8 @@ class Committer:
                 work = self._work
             failure = self._keep_writing(work)
             with self._changed:
-                self._work, self._done = None, None if failure else work.positions
+                done = {key: record.position for key, record in work.records.items()}
+                self._work, self._done = None, None if failure else done
                 self._error = self._error or failure
             self._wake()
 
@@ -299,7 +373,7 @@ class Committer:
         waited = False
         while True:
             try:
-                self._folder.write(self._run, work.sizes, work.data, work.dropped, work.adding)
+                self._folder.put(work.records, work.data, work.dropped)
             except ArtifactError as error:
                 with self._changed:
                     if not _is_full(error) or self._over:

@@ -93,6 +93,9 @@ class MemberMachine:
             found = [act.Told(message)]
         elif isinstance(message, msg.Lost | msg.Left | msg.Moved):
             found = [act.Told(message)]
+        elif isinstance(message, msg.Again) and self._register.durable:
+            self.over = self.out = True
+            found = [act.BeginAgain()]
         elif isinstance(message, msg.Finish):
             self.over = self.out = True
             found = [self._goodbye(), act.Stop()]

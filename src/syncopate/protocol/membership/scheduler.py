@@ -14,8 +14,10 @@ from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Action, Peer
 from syncopate.protocol.limits import Limits, was_cut_off
+from syncopate.protocol.membership.incarnation import FIRST_LIFE, Incarnation
 from syncopate.protocol.membership.member import REGISTER_S
 from syncopate.protocol.membership.members import Member, Seated, member_of
+from syncopate.protocol.membership.successor import Successor
 from syncopate.protocol.messages import SERVER, WORKER, Refusal
 
 _PART_S = 2.0
@@ -33,6 +35,8 @@ class SchedulerMachine:
     Attributes:
         refused: how many messages were refused, by reason.
         over: whether the job is over.
+        finished: whether it is, and all is well.
+        incarnation: of the run.
         settled: whether all nodes have heard of the end, or had the time.
         changes: counts what changed of :attr:`seated` and ``over``.
     """
@@ -46,6 +50,7 @@ class SchedulerMachine:
         limits: Limits,
         *,
         seated: Iterable[Seated] | None = None,
+        incarnation: Incarnation = FIRST_LIFE,
     ) -> None:
         """Wait for ``servers`` servers and ``workers`` workers.
 
@@ -57,12 +62,14 @@ class SchedulerMachine:
             limits: what to wait for.
             seated: what a scheduler that keeps its state on disk found there; nothing: it begins.
                 None: it keeps none.
+            incarnation: that was found there, too.
         """
         self.changes = 0
         self._durable = seated is not None
         self.refused: Counter[str] = Counter()
-        self.over = False
+        self.over = self.finished = False
         self.settled = False
+        self.incarnation = incarnation
         self._over_s: float | None = None
         self._last_words: msg.Message = msg.Finish()
         self._parting: set[str] = set()
@@ -76,6 +83,9 @@ class SchedulerMachine:
         for known in seated or ():
             self._members[known.token] = member_of(job, known)
         self._began_s: float | None = None
+        # Whether no worker was heard since this scheduler came back: [Note: incarnations].
+        self._alone = self._complete and all(m.register.durable for m in self._all(SERVER))
+        self._successor: Successor | None = None
 
     @property
     def here(self) -> dict[str, int]:
@@ -86,7 +96,7 @@ class SchedulerMachine:
     def seated(self) -> tuple[Seated, ...]:
         """All members, once the job is complete."""
         if not self._complete:
-            return ()
+            return self._successor.before if self._successor is not None else ()
         return tuple(
             Seated(
                 token=token,
@@ -166,6 +176,9 @@ class SchedulerMachine:
             return []
         if not self._complete:
             return self._gather(now_s)
+        if self._alone:
+            late = now_s - self._began_s > self._limits.silence_s
+            return self._begin_again(now_s) if late else []
         found: list[Action] = []
         for member in list(self._members.values()):
             silent_s = self._silent_s(member, now_s)
@@ -200,6 +213,15 @@ class SchedulerMachine:
                 member.reached_s = math.inf
         return member.reached_s < math.inf
 
+    def _begin_again(self, now_s: float) -> list[Action]:
+        """Gather new workers, and servers with what they have on disk; [Note: incarnations]."""
+        servers = self._all(SERVER)
+        self._successor = Successor(self.seated, self.incarnation)
+        self._members = {}
+        self._alone = self._complete = False
+        self._began_s = now_s
+        return _sends(servers, msg.Again())
+
     def _gather(self, now_s: float) -> list[Action]:
         """While nodes are missing: end the job when one of those that came is gone, or none comes.
 
@@ -227,7 +249,7 @@ class SchedulerMachine:
 
     def _end(self, last_words: msg.Message, told: Iterable[Member]) -> list[Action]:
         """Say that the job is over, and why; :mod:`.member` notes why it is said again."""
-        self.over = True
+        self.over, self.finished = True, isinstance(last_words, msg.Finish)
         self.changes += 1
         self._last_words = last_words
         self._parting = {member.register.token for member in told}
@@ -256,7 +278,7 @@ class SchedulerMachine:
                 self._parting.discard(token)
                 self._parting.add(register.token)
 
-    def _enter(self, peer: Peer, register: msg.Register, now_s: float) -> list[Action]:
+    def _require_of_job(self, register: msg.Register) -> None:
         if register.protocol != msg.PROTOCOL:
             reason = f"protocol version {register.protocol}; this job speaks {msg.PROTOCOL}"
             raise Refusal(msg.UNKNOWN, reason)
@@ -265,10 +287,15 @@ class SchedulerMachine:
         if register.run not in ("", self._run):
             reason = f"state of run {register.run}; this is another run: give an empty folder"
             raise Refusal(msg.OTHER_RUN, reason)
+
+    def _enter(self, peer: Peer, register: msg.Register, now_s: float) -> list[Action]:
+        self._require_of_job(register)
         member = self._members.get(register.token)
         if member is not None:
             member.peer, member.heard_s = peer, now_s
             return self._welcome([member]) if self._complete else [_heard(peer)]
+        if self._alone:
+            return [_heard(peer)]  # it registers again
         if self._complete:
             return self._return(peer, register, now_s)
         if register.role == SERVER and not self._has_turn(register, now_s):
@@ -279,8 +306,15 @@ class SchedulerMachine:
             reason = f"there are {self._wanted[register.role]} {register.role}s already"
             raise Refusal(msg.UNKNOWN, reason)
         self._members[register.token] = Member(register, peer, now_s)
-        if self.here != self._wanted:
-            return [_heard(peer)]
+        return self._begin(now_s) if self.here == self._wanted else [_heard(peer)]
+
+    def _begin(self, now_s: float) -> list[Action]:
+        """Begin with those who came, or go on; end the job where that cannot be."""
+        if self._successor is not None:
+            found = self._successor.found([m.register for m in self._of(SERVER, "here")])
+            if isinstance(found, str):
+                return self.abort(found)
+            self.incarnation, self._successor = found, None
         self._complete = True
         self.changes += 1
         for role in self._wanted:
@@ -295,7 +329,12 @@ class SchedulerMachine:
         A node that comes from the address of one that is here, or wants its rank, may be the same
         that was killed while the job gathers. By the rank alone that is open until the one that is
         here is heard again, and so is another, or was silent for long, and so is gone.
+
+        Raises:
+            Refusal: the job goes on, and the server has no part in that.
         """
+        if self._successor is not None:
+            self._successor.require(register)
         alike = [
             member
             for member in self._of(SERVER, "here")
@@ -373,7 +412,10 @@ class SchedulerMachine:
             action
             for member in members
             for action in _sends(
-                [member], msg.Roster(self._run, member.rank, addresses, tokens, self._durable)
+                [member],
+                msg.Roster(
+                    self._run, member.rank, addresses, tokens, self._durable, self.incarnation
+                ),
             )
         ]
 
@@ -381,11 +423,14 @@ class SchedulerMachine:
         self, peer: Peer, message: msg.Heartbeat | msg.Leave | msg.Failed, now_s: float
     ) -> list[Action]:
         member = self._members.get(message.token)
+        if self._successor is not None and self._successor.had_server(message.token):
+            return [act.Send(peer, msg.Again())]
         if member is None:
             raise Refusal(msg.OTHER_RUN, "not a member of this run of the job")
         if member.state == "lost":
             name = self._name(member)
             return [act.Send(peer, msg.Abort(f"{name} was silent and given up; it came back"))]
+        self._alone = self._alone and member.register.role == SERVER
         is_new = member.peer is None  # to a scheduler that came back
         member.peer, member.heard_s, member.reached_s = peer, now_s, 0.0
         missed = self._missed(member) if is_new else []

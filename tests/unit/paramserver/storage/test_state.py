@@ -13,9 +13,10 @@ import torch
 
 from syncopate.errors import ArtifactError, InvalidValueError, UnknownNameError
 from syncopate.paramserver.storage import state
+from syncopate.paramserver.storage.histories import newest
 from syncopate.paramserver.storage.optimizers import collecting, whole_state, with_state
 from syncopate.paramserver.storage.shard import Shard
-from syncopate.paramserver.storage.state import Committer, Identity, Record, StateFolder, encoded
+from syncopate.paramserver.storage.state import Committer, Identity, Record, StateFolder
 from syncopate.paramserver.tensors import flat_bytes, frame_of
 from syncopate.protocol.actions import Add, Fill, Initialise, Stage, Update
 from syncopate.protocol.placement.bundle import BUNDLE, Cut, bundles_of
@@ -31,7 +32,11 @@ def _record(version, *values, dtype=torch.float32):
 
 
 def _write(folder, records, run="run"):
-    folder.write(run, dict.fromkeys(records, 8), encoded(run, records))
+    folder.write(run, records)
+
+
+def _newest(folder):
+    return {key: chain[-1] for key, chain in newest(folder.read("run")).items()}
 
 
 def _same(found, expected):
@@ -50,11 +55,11 @@ def _segments(path):
 
 def test_the_newest_record_of_each_slice_comes_back(tmp_path):
     folder = StateFolder(tmp_path)
-    assert folder.load("run") == {}
+    assert folder.read("run") == {}
     _write(folder, {0: _record(1, 1.0, 2.0), 3: _record(1, 5.0)})
     _write(folder, {0: _record(2, 3.0, 4.0, dtype=torch.bfloat16)})
     expected = {0: _record(2, 3.0, 4.0, dtype=torch.bfloat16), 3: _record(1, 5.0)}
-    _same(StateFolder(tmp_path).load("run"), expected)
+    _same(_newest(StateFolder(tmp_path)), expected)
 
 
 def _adding(version, *values, whole_nbytes=100):
@@ -62,34 +67,33 @@ def _adding(version, *values, whole_nbytes=100):
 
 
 def _write_adding(folder, key, record):
-    data = encoded("run", {key: record})
-    folder.write("run", {key: record.nbytes}, data, (), {key} if record.adds else ())
+    folder.write("run", {key: record})
 
 
 def test_records_that_add_to_others_all_come_back_up_to_a_whole_one(tmp_path):
     folder = StateFolder(tmp_path)
-    folder.load("run")
+    folder.read("run")
     _write_adding(folder, 5, _adding(1, 1, 2))
     _write(folder, {0: _record(1, 1.0)})
     _write_adding(folder, 5, _adding(2, 2))
-    for loaded in (StateFolder(tmp_path).load("run"), StateFolder(tmp_path).load("run")):
-        ids = [each.tensors["ids"].tolist() for each in (*loaded[5].before, loaded[5])]
-        assert ids == [[1, 2], [2]]
-        assert loaded[5].position == Position(2)
-        assert loaded[5].whole_nbytes == 100
+    for loaded in (StateFolder(tmp_path).read("run"), StateFolder(tmp_path).read("run")):
+        chain = newest(loaded)[5]
+        assert [each.tensors["ids"].tolist() for each in chain] == [[1, 2], [2]]
+        assert chain[-1].position == Position(2)
+        assert chain[-1].whole_nbytes == 100
     again = StateFolder(tmp_path)
-    again.load("run")
+    again.read("run")
     _write_adding(again, 5, _adding(3, 3))
     assert len(_segments(tmp_path)) == 4
     _write_adding(again, 5, Record(Position(4), {"ids": torch.tensor([1, 2, 3])}))
     assert len(_segments(tmp_path)) == 2  # of the others none counts
-    (*_, last) = StateFolder(tmp_path).load("run").values()
-    assert last.before == ()
+    (*_, last) = newest(StateFolder(tmp_path).read("run")).values()
+    assert len(last) == 1
 
 
 def test_much_that_was_added_is_written_anew(tmp_path):
     folder = StateFolder(tmp_path)
-    folder.load("run")
+    folder.read("run")
     for version in range(1, 9):
         assert not folder.wants_all
         _write_adding(folder, 5, _adding(version, 1, whole_nbytes=200))
@@ -100,7 +104,7 @@ def test_much_that_was_added_is_written_anew(tmp_path):
 
 def test_an_empty_slice_comes_back(tmp_path):
     _write(StateFolder(tmp_path), {0: _record(1)})
-    _same(StateFolder(tmp_path).load("run"), {0: _record(1)})
+    _same(_newest(StateFolder(tmp_path)), {0: _record(1)})
 
 
 def test_segments_that_no_longer_count_are_removed(tmp_path):
@@ -113,7 +117,7 @@ def test_segments_that_no_longer_count_are_removed(tmp_path):
     _write(folder, {1: _record(2, 2.0)})
     assert _segments(tmp_path) == ["segment-000000000003", "segment-000000000004"]
     again = StateFolder(tmp_path)
-    again.load("run")
+    again.read("run")
     _write(again, {0: _record(4, 4.0)})
     assert _segments(tmp_path) == ["segment-000000000004", "segment-000000000005"]
 
@@ -142,19 +146,19 @@ def test_a_damaged_segment_is_refused(tmp_path, at):
         data[place] ^= 1
     path.write_bytes(data)
     with pytest.raises(ArtifactError, match="segment-000000000001"):
-        StateFolder(tmp_path).load("run")
+        _newest(StateFolder(tmp_path))
 
 
 def test_a_segment_of_another_run_is_refused(tmp_path):
     _write(StateFolder(tmp_path), {0: _record(1, 1.0)}, run="old")
     with pytest.raises(ArtifactError, match="run old; expected version 1 of run new"):
-        StateFolder(tmp_path).load("new")
+        StateFolder(tmp_path).read("new")
 
 
 def test_what_a_killed_write_left_does_not_matter(tmp_path):
     _write(StateFolder(tmp_path), {0: _record(1, 1.0)})
     (tmp_path / ".syncopate-0123").write_bytes(b"half a segm")
-    _same(StateFolder(tmp_path).load("run"), {0: _record(1, 1.0)})
+    _same(_newest(StateFolder(tmp_path)), {0: _record(1, 1.0)})
 
 
 def test_who_the_server_is_comes_back(tmp_path):
@@ -176,7 +180,7 @@ def test_a_committer_says_what_is_on_disk(tmp_path):
     assert committer.finished() == {}
     assert not committer.busy
     committer.close()
-    _same(StateFolder(tmp_path).load("run"), {0: _record(1, 1.0)})
+    _same(_newest(StateFolder(tmp_path)), {0: _record(1, 1.0)})
 
 
 def test_a_disk_that_cannot_be_written_is_said(tmp_path):
@@ -195,9 +199,9 @@ def test_what_is_dropped_counts_no_more_once_the_next_segment_is_there(tmp_path)
     folder = StateFolder(tmp_path)
     _write(folder, {BUNDLE: _record(1, 1.0, 2.0)})
     slices = {0: _record(2, 3.0), 1: _record(2, 4.0)}
-    folder.write("run", dict.fromkeys(slices, 8), encoded("run", slices), (BUNDLE,))
+    folder.write("run", slices, (BUNDLE,))
     assert _segments(tmp_path) == ["segment-000000000002"]
-    _same(StateFolder(tmp_path).load("run"), slices)
+    _same(_newest(StateFolder(tmp_path)), slices)
 
 
 # Shards, whose tensors state is.
@@ -345,7 +349,7 @@ def test_a_name_is_on_disk_before_what_it_stands_for_is_acknowledged(tmp_path, m
 
 def _full_disk(folder, monkeypatch, tries):
     """Let writing fail so many times as it does on a full disk; return how often it was tried."""
-    write, tried = folder.write, []
+    write, tried = folder.put, []
 
     def full(*given):
         tried.append(given)
@@ -356,7 +360,7 @@ def _full_disk(folder, monkeypatch, tries):
         except OSError as error:
             raise ArtifactError(folder.path, f"cannot write: {error.strerror}") from None
 
-    monkeypatch.setattr(folder, "write", full)
+    monkeypatch.setattr(folder, "put", full)
     monkeypatch.setattr(state, "_AGAIN_S", 0.01)
     return tried
 
@@ -375,7 +379,7 @@ def test_on_a_full_disk_a_commit_waits_for_room_and_says_so(tmp_path, monkeypatc
         "no push is acknowledged until there is room",
         f"{tmp_path}: there is room again",
     ]
-    _same(StateFolder(tmp_path).load("run"), {0: _record(4, 1.0)})
+    _same(_newest(StateFolder(tmp_path)), {0: _record(4, 1.0)})
 
 
 def test_a_disk_that_stays_full_does_not_keep_a_server_from_ending(tmp_path, monkeypatch):

@@ -346,6 +346,7 @@ def test_a_server_that_lives_but_has_written_nothing_yet_may_be_replaced():
     kept = SchedulerMachine("job", "run", 1, 2, LIMITS, seated=machine.seated)
     for one in (machine, kept):  # also to a scheduler that was killed with it
         one.tick(1.5)
+        one.receive("w0", msg.Heartbeat("w0"), 1.8)
         assert told(one.receive("n", again, 2.0))["n"].rank == 0
         assert one.receive("n", msg.Heartbeat("n"), 3.0)
         other = register("server", "o", rank=0, durable=True)

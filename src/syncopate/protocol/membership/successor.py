@@ -1,0 +1,76 @@
+"""Successor: gathers the next incarnation of a run, and finds the step that it goes on from.
+
+[Note: incarnations] A scheduler that keeps its state, and comes back to workers of which none says
+a word for ``silence_s``, takes it that all processes were killed, such as by a loss of power. It
+then gathers the same number of new workers, and its servers with what they have on disk. Servers
+say from which steps they can go on; the newest that all can is the incarnation's. Servers go back
+to it before any worker hears of them, and write that down: what a server had beyond is gone.
+Workers begin with these weights, and count their pushes on from the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from syncopate.protocol import messages as msg
+from syncopate.protocol.membership.incarnation import NOTHING, Incarnation
+from syncopate.protocol.membership.members import Seated
+from syncopate.protocol.messages import Refusal
+
+
+def common_step(offers: Iterable[tuple[int, ...] | None]) -> int | None:
+    """Return the newest step that all servers can go on from; None: there is none.
+
+    Args:
+        offers: of each server the steps that it can go on from; None: any.
+    """
+    sets = [set(offer) for offer in offers if offer is not None]
+    common = set.intersection(*sets) if sets else {NOTHING}
+    return NOTHING if NOTHING in common else max(common, default=None)
+
+
+class Successor:
+    """The next incarnation of a run, while its processes gather.
+
+    Attributes:
+        before: members of the incarnation before.
+    """
+
+    def __init__(self, before: tuple[Seated, ...], incarnation: Incarnation) -> None:
+        """Follow ``incarnation``, of which the members ``before`` were."""
+        self.before = before
+        self._incarnation = incarnation
+        self._servers = {each.rank: each for each in before if each.role == msg.SERVER}
+
+    def had_server(self, token: str) -> bool:
+        """Say whether a server of the incarnation before had this token."""
+        return any(each.token == token for each in self._servers.values())
+
+    def require(self, register: msg.Register) -> None:
+        """Refuse a server that is none of the incarnation before, or comes without its state.
+
+        Raises:
+            Refusal: it is, or does.
+        """
+        former = self._servers.get(register.rank)
+        if former is not None and (register.run or not former.settled):
+            return
+        reason = (
+            f"the job goes on from what its servers have on disk: server {register.rank} is none "
+            "of them, or comes without its folder; give all their folders, or all empty ones"
+        )
+        raise Refusal(msg.OTHER_RUN, reason)
+
+    def found(self, registers: Collection[msg.Register]) -> Incarnation | str:
+        """Return the incarnation that all servers are there for; why there is none, in words."""
+        step = common_step(each.steps if each.run else (NOTHING,) for each in registers)
+        if step is not None:
+            return Incarnation(self._incarnation.number + 1, step)
+        had = "; ".join(
+            f"server {each.rank}: {', '.join(map(str, each.steps or ())) or 'none'}"
+            for each in sorted(registers, key=lambda each: each.rank)
+        )
+        return (
+            f"there is no step that all servers can go back to ({had}): workers that wait for all "
+            "their pushes in every step leave one. Go on from a checkpoint, with empty folders"
+        )
