@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from syncopate.artifacts.plan import ALLREDUCE, DECOUPLED, FSDP, SHARDED
+from syncopate.artifacts.plan import ALLREDUCE, DECOUPLED, FSDP, SERVED, SHARDED
 from syncopate.artifacts.results.whatif import DDP, Change, Setting
 from syncopate.planning.margins import EXACT
 from syncopate.planning.whatif.predictor import Predictor
@@ -33,6 +33,9 @@ WORTH = 0.02
 
 PULL_PERIOD, LOCAL_STEPS = 4, 8
 """The k of SSD-SGD and the period of local SGD that are tried."""
+
+_OF_ONE_EXCHANGE = {"algorithm": "", "servers": 0}
+"""What another exchange has not from today's: its algorithms and its servers."""
 
 _Shifts = tuple[float, ...]
 
@@ -83,16 +86,18 @@ def options(base: Setting, today: str, levels: int) -> Iterator[Option]:
             yield plan("exchange", words, exchange=DECOUPLED)
         if base.exchange != SHARDED:
             words = "spread the optimizer's state over ranks (sharded), by the best plan"
-            yield plan("sharded", words, PROGRAM, exchange=SHARDED, local_sgd=0, pull_period=0)
-        if not base.wire_dtype and base.exchange != FSDP:
+            shards = _OF_ONE_EXCHANGE | {"exchange": SHARDED, "local_sgd": 0, "pull_period": 0}
+            yield plan("sharded", words, PROGRAM, **shards)
+        if not base.wire_dtype and base.exchange not in (FSDP, SERVED):
             words = "send gradients in 16 bits (bfloat16), by the best plan"
             yield plan("16 bits", words, TRAINING, wire_dtype="bfloat16")
         if not (base.pull_period or base.local_sgd):
             words = f"pull weights every {PULL_PERIOD}th step (SSD-SGD, k = {PULL_PERIOD})"
-            late = {"exchange": SHARDED, "pull_period": PULL_PERIOD}
+            late = _OF_ONE_EXCHANGE | {"exchange": SHARDED, "pull_period": PULL_PERIOD}
             yield plan("k", words, TRAINING, **late)
             words = f"average weights every {LOCAL_STEPS}th step (local SGD)"
-            yield plan("local SGD", words, TRAINING, exchange="", local_sgd=LOCAL_STEPS)
+            apart = _OF_ONE_EXCHANGE | {"exchange": "", "local_sgd": LOCAL_STEPS}
+            yield plan("local SGD", words, TRAINING, **apart)
         rate = 2 * base.bandwidth_bytes_per_s
         sold = sold_as(rate)
         words = "links twice as fast" + (f", {format_link(rate)}" if sold else "")

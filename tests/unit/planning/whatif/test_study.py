@@ -95,6 +95,27 @@ def test_from_the_best_plan_no_plan_is_a_change():
     assert kinds == {"sharded", "16 bits", "k", "local SGD", "links", "latency", "compute", "batch"}
 
 
+@pytest.mark.parametrize(
+    ("exchange", "how", "narrows"),
+    [
+        ("served", {"servers": 2}, False),
+        ("served", {"algorithm": "served"}, False),
+        ("served", {"servers": 2, "pull_period": 3}, False),
+        ("fsdp", {}, False),
+        ("rooted", {"algorithm": "lp"}, True),
+        ("allreduce", {"algorithm": "lp"}, True),
+        ("decoupled", {"algorithm": "ring"}, True),
+    ],
+)
+def test_from_every_exchange_changes_are_those_that_it_has(exchange, how, narrows):
+    found = syncopate.whatif(_workload(), CLUSTER, today=BEST, exchange=exchange, **how)
+    kinds = {change.kind for change in found.changes}
+    assert found.base.best.exchange == exchange
+    assert ("16 bits" in kinds) == narrows
+    assert {"sharded", "links", "latency", "compute", "batch"} <= kinds
+    assert ({"k", "local SGD"} <= kinds) == ("pull_period" not in how)
+
+
 def test_one_rank_has_nothing_to_communicate():
     found = syncopate.whatif(_workload(), Cluster.preset("10gbe", 1))
     assert found.base.best.efficiency == 1
