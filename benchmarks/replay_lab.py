@@ -9,6 +9,9 @@ Emulated hosts share the processors of one machine, so that no links make a trai
 those are. So it is also trained where links are no limit, as for the lab's points
 (`syncopate/validation/point.py`), and no less is expected.
 
+The recording has ``RECORDED`` iterations beside its first, which stands for no other. A turn that
+is measured is the mean of a few; of a recording of three, one unusual iteration would decide.
+
 Three columns of errors: the run played on its own network, against itself; the run played at the
 other rate, against what turns took there; and the same prices put in place of what was recorded,
 without what the run tells of its own network.
@@ -36,12 +39,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from msgspec import structs
 
 from syncopate.analysis.replay.elsewhere import played_on
 from syncopate.artifacts.plan import ALLREDUCE, DECOUPLED, SERVED, SHARDED
 from syncopate.artifacts.timeline import Timeline
+from syncopate.collectives.machine import cpu_name
 from syncopate.costs.model.replayed import ClusterNetwork
 from syncopate.errors import SyncopateError
 from syncopate.lab.support import require
@@ -57,6 +62,8 @@ EXCHANGES = (ALLREDUCE, DECOUPLED, SHARDED, SERVED)
 RECORDED_AT = "1gbit"
 RATES = ("250mbit", "500mbit", "2gbit", "4gbit")
 HOSTS = 4
+RECORDED = 12
+"""Iterations of a recording that count."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +81,7 @@ class Found:
         priced_s: likewise, by prices alone.
         samples_s: what turns took there.
         processors_s: what the same training takes where links are no limit.
+        iterations_s: the iterations of the recording that count.
     """
 
     exchange: str
@@ -86,6 +94,7 @@ class Found:
     priced_s: float
     samples_s: tuple[float, ...]
     processors_s: float = 0.0
+    iterations_s: tuple[float, ...] = ()
 
     @property
     def measured_s(self) -> float:
@@ -110,10 +119,26 @@ class Found:
         return itself, self.error, by_price_s / self.measured_s - 1
 
 
+class Times(NamedTuple):
+    """The median iteration of a recording, in s: as recorded, and as it is played.
+
+    Attributes:
+        recorded_s: as recorded.
+        itself_s: on its own network.
+        replayed_s: at the other rate.
+        priced_s: likewise, by prices alone.
+    """
+
+    recorded_s: float
+    itself_s: float
+    replayed_s: float
+    priced_s: float
+
+
 def replayed(
     recorded: Timeline, cell: Cell, rate: str, home: Home
-) -> tuple[float, float, float, float]:
-    """Return the median iteration as recorded, on its own network, elsewhere, and by prices alone.
+) -> tuple[Times, tuple[float, ...]]:
+    """Return what a recording takes, and what each of its iterations that count took.
 
     Args:
         recorded: the run.
@@ -123,9 +148,10 @@ def replayed(
     """
     other = structs.replace(cell, rate=rate)
     here, there = (ClusterNetwork(cluster_of(one, home), one.servers) for one in (cell, other))
-    recorded_s, itself_s = played_on(recorded, here, here).medians_s
+    itself = played_on(recorded, here, here)
     elsewhere_s = played_on(recorded, there, here).medians_s[1]
-    return recorded_s, itself_s, elsewhere_s, played_on(recorded, there).medians_s[1]
+    priced_s = played_on(recorded, there).medians_s[1]
+    return Times(*itself.medians_s, elsewhere_s, priced_s), itself.recorded_s
 
 
 class Measured:
@@ -145,7 +171,7 @@ class Measured:
         if path is not None and path.exists():
             (home,) = Validation.load(path).homes
             return home
-        with self._session() as session:
+        with self._session(self._effort) as session:
             home = session.home(hosts)
         if path is not None:
             Validation(homes=(home,)).save(path)
@@ -163,7 +189,10 @@ class Measured:
         turns = self._path(f"{cell.name}, at {rate}, turns")
         if run is not None and turns is not None and turns.exists():
             return tuple(json.loads(turns.read_bytes())), Timeline.load(run)
-        with self._session() as session:
+        effort = self._effort
+        if rate == cell.rate:  # the one that is played elsewhere
+            effort = structs.replace(effort, recorded=max(effort.recorded, 1 + RECORDED))
+        with self._session(effort) as session:
             samples_s, found = session.trained(
                 structs.replace(cell, rate=rate), plan_of(cell, home)
             )
@@ -176,10 +205,10 @@ class Measured:
         return None if self._folder is None else self._folder / f"{name}.json".replace(" ", "_")
 
     @contextmanager
-    def _session(self) -> Iterator[Session]:
+    def _session(self, effort: Effort) -> Iterator[Session]:
         require()
         with tempfile.TemporaryDirectory(prefix="syncopate-replay-") as folder:
-            yield Session(self._effort, lambda _: None, Path(folder))
+            yield Session(effort, lambda _: None, Path(folder))
 
 
 def measured(known: Measured, home: Home, cell: Cell, rates: Sequence[str]) -> list[Found]:
@@ -188,10 +217,10 @@ def measured(known: Measured, home: Home, cell: Cell, rates: Sequence[str]) -> l
     processors_s = statistics.median(known.trained(cell, NO_LIMIT, home)[0])
     found = []
     for rate in rates:
-        times_s = replayed(recorded, cell, rate, home)
+        times_s, iterations_s = replayed(recorded, cell, rate, home)
         samples_s, _ = known.trained(cell, rate, home)
         of = cell.exchange, cell.work, cell.rate, rate
-        found.append(Found(*of, *times_s, samples_s, processors_s))
+        found.append(Found(*of, *times_s, samples_s, processors_s, iterations_s))
         print(line(found[-1]), flush=True)
     return found
 
@@ -237,7 +266,11 @@ def document(options: argparse.Namespace, found: Sequence[Found]) -> bytes:
         | {"expected_s": one.expected_s, "measured_s": one.measured_s, "error": one.error}
         for one in found
     ]
-    machine = {"cores": os.cpu_count(), "python": platform.python_version()}
+    machine = {
+        "processor": cpu_name(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+    }
     told = {"hosts": options.hosts, "quick": options.quick, "machine": machine, "found": rows}
     return json.dumps(told, indent=1).encode() + b"\n"
 

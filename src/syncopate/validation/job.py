@@ -22,6 +22,7 @@ class Effort(Record, frozen=True, kw_only=True):
         turns: of each training; each gives a sample.
         steps: of a turn.
         warmup: steps before the first turn.
+        recorded: iterations that are recorded behind the turns, up to the begin of one more.
         limit_s: after so long a rank gives up.
     """
 
@@ -29,6 +30,7 @@ class Effort(Record, frozen=True, kw_only=True):
     turns: int = 5
     steps: int = 4
     warmup: int = 4
+    recorded: int = 4
     limit_s: float = 300.0
 
 

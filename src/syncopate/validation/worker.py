@@ -35,7 +35,6 @@ BATCH = 16
 
 _LOST_S = 120.0
 _COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "reduce", "broadcast")
-_TRACED_STEPS = 4
 
 
 class _Work(NamedTuple):
@@ -98,7 +97,7 @@ def _train(job: Job) -> Told:
         samples_s = tuple(_turn(job, work, model, optimizer) for _ in range(job.effort.turns))
         dist.barrier()
         with trace(job.traces):
-            for _ in range(_TRACED_STEPS + 1):
+            for _ in range(job.effort.recorded + 1):
                 work.step(model, optimizer)
         dist.barrier()
     return Told(samples_s=samples_s)
