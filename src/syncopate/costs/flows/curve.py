@@ -24,7 +24,7 @@ import numpy as np
 
 from syncopate.costs.flows.kernel import play
 from syncopate.costs.flows.traffic import Traffic
-from syncopate.costs.model.pieces import Pieces
+from syncopate.costs.model.pieces import FloatArray, Pieces
 
 CLOSE = 3e-3
 """Share by which a chord may differ from the lines of its ends."""
@@ -54,7 +54,7 @@ def played_pieces(several: Sequence[Traffic], rival: Pieces | None = None) -> li
     """Return the seconds that each traffic takes, by the size of the buffer.
 
     They never fall: where a larger buffer would be through earlier, because its messages happen to
-    meet less, it costs as much as the smaller one.
+    meet less, both cost the same, half way between what they take.
 
     Args:
         several: the traffics.
@@ -179,7 +179,7 @@ def _joined(points: Sequence[_Point], least_slope: float) -> Pieces:
     last = last._replace(slope=max(last.slope, least_slope))
     start_s = max(first.seconds - max(first.slope, 0.0) * first.nbytes, 0.0)
     sizes = np.array([0.0, *(point.nbytes for point in points)])
-    seconds = np.maximum.accumulate([start_s, *(point.seconds for point in points)])
+    seconds = _rising(np.array([start_s, *(point.seconds for point in points)]))
     slopes = np.append(np.diff(seconds) / np.diff(sizes), max(last.slope, 0.0))
     # Where the line goes on as it came there is no end of a piece.
     bends = np.abs(np.diff(slopes)) * sizes[1:] > _SAME * seconds[1:]
@@ -187,3 +187,14 @@ def _joined(points: Sequence[_Point], least_slope: float) -> Pieces:
     sizes, seconds = sizes[knots], seconds[knots]
     slopes = np.append(np.diff(seconds) / np.diff(sizes), max(last.slope, 0.0))
     return Pieces.of(np.append(sizes[1:], np.inf), seconds - slopes * sizes, slopes)
+
+
+def _rising(seconds: FloatArray) -> FloatArray:
+    """Return the values that never fall and are nowhere farther off than they have to be.
+
+    Between the largest up to a place and the least from there on, half way, is as near as any that
+    never fall come to the farthest of all (isotonic regression by the largest error).
+    """
+    before = np.maximum.accumulate(seconds)
+    behind = np.minimum.accumulate(seconds[::-1])[::-1]
+    return (before + behind) / 2
