@@ -308,6 +308,7 @@ class Machine:
         # Alone on the link a collective is one part, which keeps its end exact.
         self.splits = len(self.channels.queues) > 1
         self.alike = all((one.link, one.turn) == (0, 0) for one in collectives)
+        self.takes_turns = any(one.turn for one in collectives)
         self.running: dict[int, _Job] = {}  # by the place of its channel
         self.starts = [0.0] * len(collectives)
         self.ends = [0.0] * len(collectives)
@@ -316,7 +317,7 @@ class Machine:
     def end_collectives(self, now: float) -> None:
         """End what is done by now, and step from start-ups to bytes."""
         # Out of turn, what is done but for the rounding of times would stand still.
-        by = now if self.alike else now * (1 + _ROUNDING)
+        by = now * (1 + _ROUNDING) if self.takes_turns else now
         due = [place for place, job in self.running.items() if by >= job.work.ends_s]
         for place in due:
             self.rates_hold = False

@@ -27,12 +27,14 @@ class _Message(NamedTuple):
         duration_s: how long it takes on an otherwise idle machine.
         startup_s: the part of it that does not share the link.
         channel: which channel carries it.
+        link: which link its bytes share.
     """
 
     earliest_s: float
     duration_s: float
     startup_s: float
     channel: int
+    link: int
 
 
 def iteration_s(workload: Workload, traffic: Traffic) -> float:
@@ -45,7 +47,7 @@ def iteration_s(workload: Workload, traffic: Traffic) -> float:
     pulls = [pull for bucket in traffic.pulled if (pull := traffic.pulls[bucket]) is not None]
     channels = {pull.channel for pull in pulls} | {push.channel for push in traffic.pushes}
     split = len(channels) > 1
-    pulled_s = _ends_s([_Message(0.0, *pull[1:4]) for pull in pulls], split)
+    pulled_s = _ends_s([_Message(0.0, *pull[1:4], pull.link) for pull in pulls], split)
     gates_s: dict[float, float] = {0.0: 0.0}
     for pull, end_s in zip(pulls, pulled_s, strict=True):
         gates_s[pull.needed_s] = max(gates_s.get(pull.needed_s, 0.0), end_s)
@@ -56,7 +58,7 @@ def iteration_s(workload: Workload, traffic: Traffic) -> float:
         begin_s, left_s = max(now, gates_s[base_s]), next_s - base_s
         now = _after(begin_s, left_s)
     messages = [
-        _Message(_after(begin_s, min(push.ready_s - base_s, left_s)), *push[1:4])
+        _Message(_after(begin_s, min(push.ready_s - base_s, left_s)), *push[1:4], push.link)
         for push in traffic.pushes
     ]
     return _after(max([now, *_ends_s(messages, split)]), traffic.update_s)
@@ -76,7 +78,7 @@ def _ends_s(messages: Sequence[_Message], split: bool) -> list[float]:
     if split:
         return _shared_ends_s(messages)
     now, ends_s = 0.0, []
-    for earliest_s, duration_s, _, _ in messages:
+    for earliest_s, duration_s, *_ in messages:
         now = _after(max(now, earliest_s), duration_s)
         ends_s.append(now)
     return ends_s
@@ -85,10 +87,10 @@ def _ends_s(messages: Sequence[_Message], split: bool) -> list[float]:
 class _Flow:
     """A message on its way: first its start-up, then its share of the link."""
 
-    __slots__ = ("amount_s", "bytes_s", "done_s", "ends_s", "index", "rate", "since_s")
+    __slots__ = ("amount_s", "bytes_s", "done_s", "ends_s", "index", "link", "rate", "since_s")
 
-    def __init__(self, index: int, startup_s: float, bytes_s: float, now: float) -> None:
-        self.index = index
+    def __init__(self, index: int, link: int, startup_s: float, bytes_s: float, now: float) -> None:
+        self.index, self.link = index, link
         self.bytes_s = bytes_s  # what is left to begin when the start-up is over
         self._begin(startup_s, now)
         if startup_s == 0.0:
@@ -111,7 +113,7 @@ class _Flow:
 
 
 def _shared_ends_s(messages: Sequence[_Message]) -> list[float]:
-    """Return when messages end on channels whose bytes share one link equally."""
+    """Return when messages end on channels whose bytes share links equally."""
     ends_s = [0.0] * len(messages)
     queues: dict[int, list[int]] = {}
     for index in range(len(messages) - 1, -1, -1):
@@ -129,7 +131,7 @@ def _shared_ends_s(messages: Sequence[_Message]) -> list[float]:
                 if now >= flow.ends_s:
                     ends_s[flow.index], flow = now, None
             while queue and flow is None:
-                earliest_s, duration_s, startup_s, _ = messages[queue[-1]]
+                earliest_s, duration_s, startup_s, _, link = messages[queue[-1]]
                 if now < earliest_s:
                     event_s = min(event_s, earliest_s)
                     break
@@ -137,12 +139,12 @@ def _shared_ends_s(messages: Sequence[_Message]) -> list[float]:
                 ends_s[index] = now
                 if duration_s > 0:
                     startup_s = min(startup_s, duration_s)
-                    flow = _Flow(index, startup_s, duration_s - startup_s, now)
+                    flow = _Flow(index, link, startup_s, duration_s - startup_s, now)
             running[place] = flow
-        sharers = sum(1 for flow in running if flow is not None and flow.bytes_s < 0)
+        sending = [flow.link for flow in running if flow is not None and flow.bytes_s < 0]
         for flow in running:
             if flow is not None:
-                rate = 1.0 if flow.bytes_s >= 0 else 1.0 / sharers
+                rate = 1.0 if flow.bytes_s >= 0 else 1.0 / sending.count(flow.link)
                 if rate != flow.rate:
                     flow.run_at(now, rate)
                 event_s = min(event_s, flow.ends_s)

@@ -48,7 +48,9 @@ progress is linear.
 [Note: shared link] Collectives on different channels share the link, but not their start-up
 times: that is what channels are for. The first part of a collective, the start-up time of its
 algorithm for each dtype it carries, always progresses at full speed; the rest, its bytes, at an
-equal share of the link among all collectives that are past their start-up.
+equal share of the link among all collectives that are past their start-up. Of two ranks a rooted
+collective has all its bytes go to one. A link carries both directions at once, so it shares with
+those of the same direction alone.
 """
 
 from __future__ import annotations
@@ -73,7 +75,7 @@ from syncopate.simulation.fluid import Collective, Piece, Run, run
 from syncopate.simulation.fsdp.units import add_units
 from syncopate.simulation.layout import Closing, Layout, alone
 from syncopate.simulation.serving import Serving, updated_apart
-from syncopate.simulation.traffic import Traffic, traffic_of
+from syncopate.simulation.traffic import Pull, Traffic, traffic_of
 
 IDEAL = Interference()
 
@@ -397,9 +399,7 @@ def _add(
         assert pull is not None
         if not ahead:
             gates.setdefault(pull.needed_s, []).append(index)
-        collectives.append(
-            Collective(traffic.update_s, pull.duration_s, pull.startup_s, pull.channel, first - 1)
-        )
+        collectives.append(_moved(pull, traffic.update_s, first - 1))
     arriving = range(first_pull, len(collectives)) if ahead else range(0)
     last_ready_s = max((push.ready_s for push in traffic.pushes), default=0.0)
     computed_s = max(workload.forward_s + workload.backward_s, last_ready_s)
@@ -409,9 +409,7 @@ def _add(
     pushes = range(len(collectives), len(collectives) + len(traffic.pushes))
     for push in traffic.pushes:
         ready_s = min(push.ready_s - bases_s[-1], pieces[-1].duration_s)
-        collectives.append(
-            Collective(ready_s, push.duration_s, push.startup_s, push.channel, len(pieces) - 1)
-        )
+        collectives.append(push._replace(ready_s=ready_s, piece=len(pieces) - 1))
     # Launched with the last push, behind which they are on every channel.
     launched_s = min(last_ready_s - bases_s[-1], pieces[-1].duration_s)
     late = order[len(at_once) :]
@@ -434,7 +432,11 @@ def _pulls_behind(
 ) -> list[Collective]:
     """Return the pulls of the buckets ``late``, which are launched in a ``piece`` of backward."""
     pulls = [pull for bucket in late if (pull := traffic.pulls[bucket]) is not None]
-    return [Collective(ready_s, one.duration_s, one.startup_s, one.channel, piece) for one in pulls]
+    return [_moved(one, ready_s, piece) for one in pulls]
+
+
+def _moved(pull: Pull, ready_s: float, piece: int) -> Collective:
+    return Collective(ready_s, pull.duration_s, pull.startup_s, pull.channel, piece, pull.link)
 
 
 def _needed_s(traffic: Traffic, bucket: int) -> float:

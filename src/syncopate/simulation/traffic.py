@@ -24,9 +24,13 @@ from syncopate.costs.model.functions import Costs, Envelope, startup_part_s
 from syncopate.errors import PlanError, UnknownNameError
 from syncopate.protocol.limits import Limits
 from syncopate.recipe import ROOTED, SERVERS, Recipe
+from syncopate.schedules.conditions import conditions
 from syncopate.simulation.fluid import Collective
 from syncopate.simulation.shards import Part, Shards
 from syncopate.units import dtype_bytes
+
+_BOTH = 2
+"""Ranks of which all bytes of a rooted collective go to one."""
 
 _SHARDS = EXCHANGES[SHARDED].push
 
@@ -47,6 +51,7 @@ class Pull(NamedTuple):
         channel: which channel carries it.
         parts: in how many parts it follows its push, each when the same part has been pushed.
         update_s: the update of what it brings, where that is left to forward.
+        link: which link its bytes share, as a collective's.
     """
 
     needed_s: float
@@ -55,6 +60,7 @@ class Pull(NamedTuple):
     channel: int = 0
     parts: int = 1
     update_s: float = 0.0
+    link: int = 0
 
 
 class Gathers(NamedTuple):
@@ -145,7 +151,8 @@ def traffic_of(
             parts = _equal_parts(bucket, [workload.tensors[index] for index in indices])
         duration_s, startup_s = price(bucket.push, parts)
         ready_s = max(ready[i] for i in indices)
-        pushes.append(Collective(ready_s, duration_s, startup_s, bucket.push.channel))
+        link = link_of(bucket.push.collective, bucket.push.root, world_size)
+        pushes.append(Collective(ready_s, duration_s, startup_s, bucket.push.channel, link=link))
         if bucket.pull is None:
             pulls.append(None)
         else:
@@ -153,7 +160,8 @@ def traffic_of(
             needed_s = min(needed[i] for i in indices)
             parts_count = parts_at_servers(bucket.nbytes, bucket.pull.options.get(SERVERS))
             channel, lasts_s = bucket.pull.channel, bucket.nbytes * of_byte_s
-            pulls.append(Pull(needed_s, duration_s, startup_s, channel, parts_count, lasts_s))
+            link = link_of(bucket.pull.collective, bucket.pull.root, world_size)
+            pulls.append(Pull(needed_s, duration_s, startup_s, channel, parts_count, lasts_s, link))
     if deferred:
         at_once = sum(bucket.nbytes for bucket in buckets if bucket.pull is None)
         share = at_once / (workload.nbytes or 1)
@@ -182,6 +190,19 @@ def _update_part(buckets: Sequence[Bucket], world_size: int) -> float:
     for bucket in buckets:
         by_root[bucket.push.root] += bucket.nbytes
     return max(by_root.values()) / (sum(by_root.values()) or 1)
+
+
+def link_of(collective: str, root: int, ranks: int) -> int:
+    """Return which link the bytes of a collective share: see [Note: shared link] in ``iteration``.
+
+    Args:
+        collective: its name.
+        root: of a rooted one.
+        ranks: that take part.
+    """
+    if ranks != _BOTH or collective not in ROOTED:
+        return 0
+    return root if conditions(collective).reduces else 1 - root
 
 
 def parts_at_servers(nbytes: float, servers: object) -> int:

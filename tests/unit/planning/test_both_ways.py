@@ -339,6 +339,22 @@ def test_auto_chooses_among_what_is_left_open() -> None:
     assert lp.exchange in ("allreduce", "rooted")
 
 
+def test_of_two_ranks_rooted_plans_use_both_directions_of_the_link() -> None:
+    """Roots in turn: as much goes one way as the other, and on two channels at the same time."""
+    workload, cluster = layers(30, 4_000_000, 0.1), Cluster.preset("1gbe", 2)
+    plans = [
+        make_plan(workload, cluster, "auto", exchange="rooted", channels=count) for count in (1, 2)
+    ]
+    held = [
+        sum(bucket.nbytes for bucket in plans[1].buckets if bucket.push.root == root)
+        for root in (0, 1)
+    ]
+    assert held[0] == pytest.approx(held[1], rel=0.1)
+    alone, both = (plan.expected_s for plan in plans)
+    assert both < 0.65 * alone
+    assert predict(workload, plans[1], cluster).iteration_s == both
+
+
 def test_refusals_name_the_exchanges() -> None:
     workload, cluster = layers(3, 100, 1.0), Cluster.preset("1gbe", 4)
     with pytest.raises(UnknownNameError, match="unknown exchange 'ring'; known: allreduce"):

@@ -267,6 +267,45 @@ def test_each_exchange_updates_its_part(exchange: str, roots: tuple[int, int], p
     assert played.communication_s == pytest.approx((3.0 + 2.0) * (2 if pulls else 1))
 
 
+@pytest.mark.parametrize(
+    ("ranks", "roots", "shares"),
+    [(2, (0, 1), False), (2, (0, 0), True), (2, (1, 1), True), (3, (0, 1), True)],
+)
+def test_of_two_ranks_what_goes_one_way_shares_no_link_with_what_goes_the_other(
+    ranks: int, roots: tuple[int, int], shares: bool
+) -> None:
+    work = layers([0.0, 0.0], [0.0, 0.0], update_s=0.0)
+    buckets = [bucket("rooted", f"w{i}", channel=i, root=roots[i]) for i in (1, 0)]
+    played = play(work, buckets, COSTS, world_size=ranks)
+    # Each starts up for 1 s, and sends for 1 s more where it has the link to itself.
+    each_s = 3.0 if shares else 2.0
+    lasts_s = [
+        end_s - start_s
+        for starts_s, ends_s in (
+            (played.starts_s, played.ends_s),
+            (played.pull_starts_s, played.pull_ends_s),
+        )
+        for start_s, end_s in zip(starts_s, ends_s, strict=True)
+    ]
+    assert lasts_s == [each_s] * 4
+    assert played.iteration_s == 2 * each_s
+    plan = Plan(
+        model=work.model,
+        fingerprint=work.fingerprint,
+        world_size=ranks,
+        policy="by hand",
+        channels=2,
+        exchange="rooted",
+        buckets=tuple(buckets),
+    )
+    cluster = Cluster.flat(ranks, latency_s=0.0, bandwidth_bytes_per_s=1.0)
+    timeline = simulate(work, plan, cluster, costs=COSTS, iterations=4)
+    waits = [
+        span for span in timeline.spans if span.lane in ("push", "pull") and span.iteration == 2
+    ]
+    assert {round(span.end_s - span.start_s, 9) for span in waits} == {each_s}
+
+
 def test_refuses_a_collective_without_costs() -> None:
     work = layers([1.0], [1.0])
     with pytest.raises(UnknownNameError, match="unknown collective 'all_gather'"):

@@ -17,21 +17,22 @@ SECONDS = st.one_of(st.just(0.0), st.floats(1e-7, 1.0), st.integers(0, 8).map(la
 
 @st.composite
 def iterations(draw: st.DrawFn) -> tuple[Workload, Traffic]:
-    """Return a workload and messages on up to three channels; many times of them coincide."""
+    """Return a workload and messages on up to three channels and two links; many times coincide."""
     forward_s, backward_s = draw(SECONDS), draw(SECONDS)
     tensor = GradientTensor(name="w", numel=1, backward_s=backward_s)
     workload = Workload(
         model="m", tensors=(tensor,), forward_s=forward_s, backward_s=backward_s, update_s=0.0
     )
     channel = st.integers(0, draw(st.integers(0, 2)))
+    link = st.integers(0, draw(st.integers(0, 1)))
     share = st.sampled_from((0.0, 0.25, 0.9, 1.0))
     ready = st.sampled_from((0.0, 0.3, 0.5, 1.0)).map(lambda part: forward_s + part * backward_s)
     pushes = [
-        Collective(ready_s, duration_s, duration_s * draw(share), draw(channel))
+        Collective(ready_s, duration_s, duration_s * draw(share), draw(channel), link=draw(link))
         for ready_s, duration_s in draw(st.lists(st.tuples(ready, SECONDS), max_size=6))
     ]
     pulls = [
-        Pull(part * forward_s, duration_s, duration_s * draw(share), draw(channel))
+        Pull(part * forward_s, duration_s, duration_s * draw(share), draw(channel), link=draw(link))
         if draw(st.integers(0, 3))
         else None
         for part, duration_s in draw(

@@ -7,6 +7,7 @@ from copy import copy
 from itertools import pairwise
 
 from syncopate.artifacts.cluster import Interference
+from syncopate.artifacts.plan import EXCHANGES, ROOTED
 from syncopate.artifacts.workload import Workload
 from syncopate.costs.model.functions import CostFunction, startup_part_s
 from syncopate.planning.parts import WHOLE, Message, messages
@@ -14,7 +15,7 @@ from syncopate.planning.problem import Partition, Problem, pull_channels, pull_o
 from syncopate.planning.search.uneven import Uneven
 from syncopate.simulation.fluid import Collective
 from syncopate.simulation.iteration import lasts_s
-from syncopate.simulation.traffic import Pull, Traffic, parts_at_servers
+from syncopate.simulation.traffic import Pull, Traffic, link_of, parts_at_servers
 
 PRICED_MESSAGES = 64
 """As many messages are played while one with unequal shards is priced."""
@@ -93,11 +94,11 @@ class Player:
         pushes: list[Collective] = []
         pulls: list[Pull | None] = []
         sent, ready_s = messages(problem, partition, self.grain), self._ready_s
+        links = self._links(partition)
         for index, message in enumerate(sent):
             duration_s, startup_s = self._push_price(message)
-            pushes.append(
-                Collective(ready_s[message.stop], duration_s, startup_s, index % channels)
-            )
+            at_s, link = ready_s[message.stop], links[message.bucket][0]
+            pushes.append(Collective(at_s, duration_s, startup_s, index % channels, link=link))
         if problem.pulls is None:
             return Traffic(tuple(pushes), (), self.workload.update_s)
         needed_s = [self._needed(one.start, one.stop) for one in sent]
@@ -109,7 +110,8 @@ class Player:
                 continue
             duration_s, startup_s = self._price(self._pulls, problem.pulls.cost, message)
             parts = self._parts(message)
-            pulls.append(Pull(at_s, duration_s, startup_s, turns[index], parts))
+            link = links[message.bucket][1]
+            pulls.append(Pull(at_s, duration_s, startup_s, turns[index], parts, link=link))
         deferred = problem.pulls.deferred
         if deferred:
             pulls, part = self._deferred(sent, pulls)
@@ -132,6 +134,17 @@ class Player:
         ]
         at_once = sum(size for pull, size in zip(pulls, sizes, strict=True) if pull is None)
         return found, at_once / total
+
+    def _links(self, partition: Partition) -> list[tuple[int, int]]:
+        """Return on which links each bucket is pushed and pulled."""
+        pulls = self.problem.pulls
+        if pulls is None or not pulls.rooted:
+            return [(0, 0)] * len(partition)
+        both = (EXCHANGES[ROOTED].push, EXCHANGES[ROOTED].pull)
+        return [
+            (link_of(both[0], root, pulls.ranks), link_of(both[1], root, pulls.ranks))
+            for root in self.problem.roots(partition)
+        ]
 
     def _parts(self, message: Message) -> int:
         """Return in how many parts servers send a bucket back."""
