@@ -19,11 +19,11 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
+from syncopate.analysis.causes.leads import Leads, covered
 from syncopate.analysis.causes.stages import Stages
 from syncopate.analysis.evidence.links import SlowLinks
 from syncopate.analysis.evidence.noise import outstanding, surely_positive
 from syncopate.analysis.evidence.servers import Servers
-from syncopate.analysis.intervals import Interval, common_s, union
 from syncopate.analysis.ranks.arrivals import of_others
 from syncopate.analysis.replay import Changed, Durations, Replay
 from syncopate.analysis.replay.rank import PUSH
@@ -96,39 +96,25 @@ class Counterfactuals:
         self._counted = np.flatnonzero(np.isin(numbers, replay.iterations))
         self._lane = _PART_OF[tasks.lane]
         self._before = np.where(tasks.opens, _INPUT, self._lane)
+        self._leads = leads = Leads.of(replay)
         self._pauses = {
-            name: found for name in PAUSES if (found := self._covered(name)) is not None
+            name: found for name in PAUSES if (found := covered(replay, leads, name)) is not None
         }
         self._tasks_s, self._gaps_s = replay.recorded.tasks_s.copy(), tasks.gap_s.copy()
-        self._input_s = np.zeros(len(self._rank))
-        for name, (inside_s, before_s) in self._pauses.items():
+        self._input_s, self._leads_s = np.zeros(len(self._rank)), leads.lead_s.copy()
+        for name, (inside_s, before_s, after_s) in self._pauses.items():
             self._tasks_s -= inside_s
             if name == INPUT:
                 self._input_s += inside_s
             else:
                 self._gaps_s -= before_s
+                self._leads_s -= after_s
+        self._lead_at = np.where(leads.crosses, self._at[leads.next], self._at)
+        self._lead_part = np.where(leads.crosses, _INPUT, self._lane)
         sent, none = dict(groups(replay.parts.rank)), np.zeros(0, np.int64)
         self._sent = {rank: sent.get(rank, none) for rank in self.ranks}
         self._parts_s = self._summed()
         self._find()
-
-    def _covered(self, name: str) -> tuple[Times, Times] | None:
-        """Return the part of tasks and gaps that pauses of a name cover, or None."""
-        spans, tasks = self._replay.timeline.columns, self._replay.tasks
-        chosen = spans.take(np.flatnonzero(spans.in_lanes("wait") & spans.named((name,))))
-        if not len(chosen):
-            return None
-        found: dict[int, list[Interval]] = defaultdict(list)
-        for span in chosen:
-            found[span.rank].append((span.start_s, span.end_s))
-        inside_s, before_s = np.zeros((2, len(tasks.rank)))
-        for rank, where in found.items():
-            pauses = union(where)
-            for at in np.flatnonzero(tasks.rank == rank).tolist():
-                begin_s, end_s = float(tasks.start_s[at]), float(tasks.end_s[at])
-                inside_s[at] = common_s(pauses, begin_s, end_s)
-                before_s[at] = common_s(pauses, begin_s - float(tasks.gap_s[at]), begin_s)
-        return inside_s, before_s
 
     def _summed(self) -> Times:
         """Return seconds by rank, iteration and part."""
@@ -140,6 +126,7 @@ class Counterfactuals:
         gaps_s = np.where(self._known, self._gaps_s, 0.0)
         np.add.at(parts_s, (self._rank, self._at, self._before), gaps_s)
         np.add.at(parts_s[..., _INPUT], (self._rank, self._at), self._input_s)
+        np.add.at(parts_s, (self._rank, self._lead_at, self._lead_part), self._leads_s)
         return parts_s
 
     # -- what is unusual -----------------------------------------------------------------------
@@ -310,7 +297,7 @@ class Counterfactuals:
         """Return the iterations in which a rank had a recorded pause."""
         if name not in self._pauses:
             return []
-        had = np.add(*self._pauses[name]) > 0
+        had = sum(self._pauses[name]) > 0
         mine = self._replay.tasks.iteration[had & (self._replay.tasks.rank == rank)]
         return [number for number in np.unique(mine).tolist() if number in self._replay.iterations]
 
@@ -345,14 +332,17 @@ class Counterfactuals:
         found.tasks_s += self._input_s * factors[rank, at, _INPUT]
         left = np.where(self._known, factors[rank, at, self._before], 1.0)
         found.gaps_s = self._gaps_s * left * gaps
-        if not gaps:  # what follows no computation has its delay from the beginning of the run
-            parts = self._replay.parts
-            found.delays_s[(parts.task >= 0) & (parts.lane == PUSH)] = 0.0
-        for name, (inside_s, before_s) in self._pauses.items():
+        leads_s = self._leads_s * factors[rank, self._lead_at, self._lead_part] * gaps
+        for name, (inside_s, before_s, after_s) in self._pauses.items():
             if name != INPUT:
                 kept = ~np.isin(rank, list(changed.without[name]))
                 found.tasks_s += inside_s * kept
                 found.gaps_s += before_s * kept
+                leads_s += after_s * kept
+        self._leads.come(found, leads_s, self._replay)
+        if not gaps:  # what follows no computation has its delay from the beginning of the run
+            parts = self._replay.parts
+            found.delays_s[(parts.task >= 0) & (parts.lane == PUSH)] = 0.0
         return found
 
     def _micro_batches_s(self) -> Times:

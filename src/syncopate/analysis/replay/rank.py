@@ -39,6 +39,7 @@ from syncopate.analysis.intervals import Interval, common_s, union
 from syncopate.analysis.path import CHANNEL_S
 from syncopate.analysis.phases import stalling
 from syncopate.analysis.replay.pieces import SEAM_S, pieces_of
+from syncopate.analysis.replay.turns import in_turn
 from syncopate.artifacts.timelines.spans import LANES, Mask, Numbers, coded
 from syncopate.artifacts.timelines.spans import Times as Seconds
 
@@ -281,13 +282,16 @@ class Rank:
         order = np.argsort(self._over_s, kind="stable")
         at_s = np.where(np.isnan(sent.known_s), sent.start_s, sent.known_s)
         until_s = np.minimum(at_s + self._late_s, sent.start_s + SEAM_S)
-        place = np.searchsorted(self._over_s[order], until_s, "right") - 1
-        before = order[place]
-        begun_s = sent.start_s[before]
-        follows = (place >= 0) & (at_s - self._over_s[before] <= self._channel_s)
-        follows &= (before != np.arange(len(order))) & (begun_s < at_s)
-        follows &= self._free_s[np.searchsorted(self._start_s, at_s)] <= begun_s + SEAM_S
-        return self._mostly(np.where(follows, before, -1))
+        place = np.searchsorted(self._over_s[order], until_s, "right")
+        free_s = self._free_s[np.searchsorted(self._start_s, at_s)]
+        found = np.full(len(order), -1)
+        for before, there in ((order[place - 1], place > 0), (np.append(order, 0)[place], True)):
+            begun_s, over_s = sent.start_s[before], self._over_s[before]
+            late_s = np.minimum(self._late_s, (at_s - begun_s) / 2)
+            follows = (found < 0) & there & (begun_s < at_s) & (free_s <= begun_s + SEAM_S)
+            follows &= (at_s - over_s <= self._channel_s) & (over_s <= at_s + late_s)
+            found = np.where(follows, before, found)
+        return self._mostly(found)
 
     def _mostly(self, found: Numbers) -> Numbers:
         """Return what is found of three quarters of the messages of a name and channel."""
@@ -391,20 +395,33 @@ class Rank:
         It waited for its channel where that was free later than computation was over, or just now.
         """
         sent, begun_s = self._messages, self._messages.start_s
-        before, ends_s, ended_by = self._in_turn()
+        channel = coded([sent.lane, sent.name]) if self._run.by_turns else sent.channel
+        computed_s = self._free_s[np.searchsorted(self._start_s, begun_s, "right")]
+        idle_s = begun_s - computed_s
+        before, ends_s, ended_by = in_turn(
+            begun_s,
+            self._over_s,
+            channel,
+            idle=idle_s > SEAM_S,
+            late_s=self._late_s,
+            channel_s=self._channel_s,
+        )
         own = self._pushed()
         free_s = np.where(before >= 0, np.append(ends_s, 0.0)[before], self._origin_s)
         for other in (self._following(),) if self._run.served else (own, self._following()):
             mine = np.flatnonzero(other >= 0)
             one = other[mine]
             over_s = np.where(ended_by[one] <= mine, ends_s[one], self._over_s[one])
+            if other is not own:  # the end was noted late
+                over_s = np.minimum(over_s, begun_s[mine])
             late = (over_s <= begun_s[mine]) & ((before[mine] < 0) | (over_s > free_s[mine]))
             before[mine[late]], free_s[mine[late]] = one[late], over_s[late]
+            np.minimum.at(ends_s, one[late], over_s[late])
         self._over_s = ends_s
-        idle_s = begun_s - self._free_s[np.searchsorted(self._start_s, begun_s, "right")]
         held = (before >= 0) & (begun_s - free_s <= np.maximum(self._channel_s, idle_s))
         number = np.where(own >= 0, sent.iteration[own], sent.iteration)
         ready_s = np.where(held, self._held_ready_s(number), begun_s)
+        ready_s[held] = np.minimum(ready_s, computed_s)[held]
         known = ~np.isnan(sent.known_s)
         ready_s[known] = np.minimum(begun_s, sent.known_s)[known]
         at = np.searchsorted(self._start_s, ready_s, "right") - 1
@@ -435,29 +452,6 @@ class Rank:
         late = (self._messages.lane == PULL) & (place > 0)
         late &= (ready_s == begun_s) | (before_s > ready_s)
         return np.where(late, before_s, ready_s)
-
-    def _in_turn(self) -> tuple[Numbers, Seconds, Numbers]:
-        """Return the message before each on its channel; -1: none, or several are under way.
-
-        Also when each was over for the next, and which one says so. [Note: ends that are late]
-        """
-        sent, ends_s = self._messages, self._over_s.copy()
-        begun_s = sent.start_s
-        before = np.full(len(begun_s), -1)
-        channel = coded([sent.lane, sent.name]) if self._run.by_turns else sent.channel
-        order = np.argsort(channel, kind="stable")
-        same = np.diff(channel[order]) == 0
-        before[order[1:][same]] = order[:-1][same]
-        after = np.flatnonzero(before >= 0)
-        one = before[after]
-        late_s = ends_s[one] - begun_s[after]
-        most_s = np.minimum(self._late_s, (begun_s[after] - begun_s[one]) / 2)
-        before[after[(late_s > 0) & (late_s > most_s)]] = -1
-        cut = (late_s > 0) & (late_s <= most_s)
-        ends_s[one[cut]] = begun_s[after[cut]]
-        ended_by = np.full(len(begun_s), len(begun_s))
-        ended_by[one[cut]] = after[cut]
-        return before, ends_s, ended_by
 
     def _pushed(self) -> Numbers:
         """Return the last push of the same name before each pull; -1: none, or it is a push."""

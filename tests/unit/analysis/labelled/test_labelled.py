@@ -1,0 +1,38 @@
+"""Explain beside what is known of trainings that a machine of the tests played."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.analysis.labelled import faults as wrong
+from tests.unit.analysis.labelled.cases import NOTES, Case, judged
+from tests.unit.analysis.labelled.faults import Fault
+from tests.unit.analysis.labelled.trainings import Training
+
+FSDP = Training(replicas=4, sharded=True, transfer_ms=3.0)
+TENSOR = Training(replicas=2, parts=4)
+PIPELINE = Training(replicas=1, stages=3, micro_batches=4, layers=2, buckets=1, layer_ms=4.0)
+THREE_WAYS = Training(
+    replicas=2, parts=2, stages=2, micro_batches=4, layers=2, buckets=1, layer_ms=4.0
+)
+
+KINDS: dict[str, tuple[Training, list[Fault]]] = {
+    "a rank that comes late to the first gather": (FSDP, [wrong.late_input([2], 0.06)]),
+    "all that come late to the first gather": (FSDP, [wrong.late_input((), 0.06)]),
+    "a checkpoint before the first gather": (FSDP, [wrong.checkpoints(0, 0.1, 3, True)]),
+    "a pause that is not noted before it": (FSDP, [wrong.checkpoints(0, 0.15, 3, False)]),
+    "garbage collection before parts are added": (TENSOR, [wrong.collections(0.07, 0.2, True, 1)]),
+    "late input of all stages": (PIPELINE, [wrong.late_input((), 0.08)]),
+    "sends that stand in a queue": (THREE_WAYS, [wrong.congestion(8.0, 0.2, 5)]),
+}
+"""What explain once had wrong."""
+
+
+@pytest.mark.parametrize("how", ["tidy", "clocks 20 us off", "ends 10 us late"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds(kind: str, how: str, tmp_path) -> None:
+    training, faults = KINDS[kind]
+    case = Case(0, kind, training, tuple(faults), how, NOTES[how](0))
+    found = judged(case, tmp_path)
+    assert found.abstains == ()
+    assert (found.first, found.gain, found.blamed) == (True, True, True), found.said
