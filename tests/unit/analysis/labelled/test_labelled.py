@@ -22,13 +22,18 @@ KINDS: dict[str, tuple[Training, list[Fault]]] = {
     "a checkpoint before the first gather": (FSDP, [wrong.checkpoints(0, 0.1, 3, True)]),
     "a pause that is not noted before it": (FSDP, [wrong.checkpoints(0, 0.15, 3, False)]),
     "garbage collection before parts are added": (TENSOR, [wrong.collections(0.07, 0.2, True, 1)]),
+    "slow ranks of two tensor-parallel groups": (TENSOR, [wrong.slow([1, 6], 1.7)]),
+    "a checkpoint beside tensor-parallel ranks": (TENSOR, [wrong.checkpoints(0, 0.2, 3, True)]),
     "late input of all stages": (PIPELINE, [wrong.late_input((), 0.08)]),
     "sends that stand in a queue": (THREE_WAYS, [wrong.congestion(8.0, 0.2, 5)]),
 }
 """What explain once had wrong."""
 
 
-@pytest.mark.parametrize("how", ["tidy", "clocks 20 us off", "ends 10 us late"])
+HOW = ["tidy", "clocks 20 us off", "ends 10 us late", "whole passes"]
+
+
+@pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("kind", KINDS)
 def test_kinds(kind: str, how: str, tmp_path) -> None:
     training, faults = KINDS[kind]

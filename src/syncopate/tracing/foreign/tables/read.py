@@ -27,6 +27,7 @@ from syncopate.tracing.foreign.tables.columns import (
     kind_of,
     places_of,
 )
+from syncopate.tracing.foreign.tables.midst import waits
 
 TOOL = "a table"
 _SUFFIXES = (".csv", ".tsv", ".parquet")
@@ -108,6 +109,7 @@ def _rank(
             lane = "wait" if row.kind in PAUSES else row.kind
             name = row.kind if row.kind in PAUSES else row.name or row.kind
             work.append(Work(name, lane, row.start_ns, end_ns, row.iteration))
+    work += list(waits(launches, work))
     told = [row for row in rows if row.iteration >= 0]
     if told:  # those rows that say none are of the iteration that has begun
         begun: dict[int, int] = {}
