@@ -25,6 +25,7 @@ from syncopate.analysis.causes.explanation import (
     Cause,
     Explanation,
 )
+from syncopate.analysis.causes.trial import GROUP
 from syncopate.analysis.collectives import bandwidths
 from syncopate.analysis.exposure import exposures
 from syncopate.analysis.ranks.arrivals import lateness
@@ -455,10 +456,19 @@ def _detail(cause: Cause) -> str:
         return f", the longest computes {own}, all in the mean {others}"
     if cause.kind == BATCHES and cause.own:
         return f", by {cause.own:.0%} from iteration to iteration"
+    return _of_links(cause)
+
+
+def _of_links(cause: Cause) -> str:
+    """Return the figures behind a slow link or server."""
     if cause.kind == SLOW_SERVER:
         own, others = format_seconds(cause.own), format_seconds(cause.others)
         return f": {own} a slice in '{cause.lane}', where others take {others}"
     if cause.kind == LINK and cause.own:
         own, others = format_rate(cause.own), format_rate(cause.others)
         return f"a slow link: {own} while it is busy, where others carry {others}"
-    return "its messages later than the others" if cause.kind == LINK else ""
+    if cause.kind != LINK:
+        return ""
+    if cause.lane == GROUP:
+        return "messages that take longer than those of groups like its own"
+    return "its messages later than the others"

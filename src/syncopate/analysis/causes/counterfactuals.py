@@ -23,6 +23,7 @@ from syncopate.analysis.causes.leads import Leads, covered
 from syncopate.analysis.causes.stages import Stages
 from syncopate.analysis.evidence.links import SlowLinks
 from syncopate.analysis.evidence.noise import outstanding, surely_positive
+from syncopate.analysis.evidence.pipeline import RECV, SEND
 from syncopate.analysis.evidence.servers import Servers
 from syncopate.analysis.ranks.arrivals import of_others
 from syncopate.analysis.replay import Changed, Durations, Replay
@@ -183,8 +184,9 @@ class Counterfactuals:
         """Return the same, relative to the ranks of its stage that are not known to be slower."""
         passes_s = self._level[..., _PASSES].sum(axis=2)
         own_s = passes_s[:, self._counted].mean(axis=1)
+        slower = {at for at, parts in self.slower.items() if set(parts) & {_FORWARD, _BACKWARD}}
         for stage in self.stages.alike:
-            alike = [at for at in stage if at not in self.slower]
+            alike = [at for at in stage if at not in slower]
             own_s[alike] = own_s[alike].mean() if alike else 1.0
         own_s = own_s[:, None]
         return np.where((own_s > 0) & (passes_s > 0), passes_s / np.maximum(own_s, 1e-30), 1.0)
@@ -461,9 +463,11 @@ class Counterfactuals:
         """Return the other ranks' median for each part of a message; NaN where no other has it."""
         moved_s, found = self._replay.recorded.transfers_s, self._replay.messages
         others_s = np.full(len(moved_s), np.nan)
+        two = [at for at, name in enumerate(found.names) if name in (SEND, RECV)]
+        several = ~np.isin(found.kinds, two)  # two stages are done with a message at once
         for size in np.unique(found.sizes).tolist():
             if size > 1:
-                rows = found.first[found.sizes == size][:, None] + np.arange(size)
+                rows = found.first[(found.sizes == size) & several][:, None] + np.arange(size)
                 others_s[rows] = of_others(moved_s[rows])
         return others_s
 

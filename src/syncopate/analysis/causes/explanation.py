@@ -11,7 +11,9 @@ played again with it removed, and what that saves is the answer.
     batches         in each iteration all ranks have as much to compute as they have in the mean
     link            the hosts whose links are slow by what the kernels counted have links like the
                     others; or, where nothing was counted, a rank whose messages usually end later
-                    after the last arrival than those of the others has them when the others have
+                    after the last arrival than those of the others has them when the others have;
+                    or messages of a group take as long as those of groups like it
+                    (:mod:`syncopate.analysis.evidence.groups`)
     congestion      no iteration has transfers 1.5 times as long as usual
     slow server     a server has a worker's slices there when the others, in their median, have as
                     many bytes (:mod:`syncopate.analysis.evidence.servers`)

@@ -20,6 +20,7 @@ import numpy as np
 
 from syncopate.analysis.causes.counterfactuals import WORTH, Counterfactuals, free
 from syncopate.analysis.collectives import EXCHANGE
+from syncopate.analysis.evidence.groups import SlowGroups, slow_groups
 from syncopate.analysis.evidence.noise import interval_s
 from syncopate.analysis.ranks.stragglers import COMPUTE, LINK, PAUSE, SERVER
 from syncopate.analysis.replay import Changed, Replay
@@ -31,6 +32,9 @@ from syncopate.artifacts.timelines.spans import Times
 BATCHES, CONGESTION, TRANSFERS, PLAN = "batches", "congestion", "transfers", "plan"
 SLOW_SERVER, STAGES, PIPELINE = "slow server", "stages", "pipeline"
 """Kinds of causes beside those of a straggler."""
+
+GROUP = "group"
+"""The lane of a slow link by which the messages of a group differ from those of groups like it."""
 
 _TIMES = {PAUSE: 2.0}
 """Kinds of which this many times :data:`WORTH` has to be at stake: any rank pauses once."""
@@ -50,7 +54,7 @@ class Cause:
             together. [Note: several causes]
         iterations: where it happened once; empty where it is usual.
         lane: of a rank that computes longer, where most of that is; of a slow server, the stage of
-            :data:`~syncopate.analysis.round_trips.STAGES`.
+            :data:`~syncopate.analysis.round_trips.STAGES`; of a slow link of a group :data:`GROUP`.
         own: how many seconds it usually computes there in an iteration, or a slice is in that
             stage; of a slow link, how many bytes per second it carries; of batches, by which part
             of them they usually differ; of stages, what the longest computes. 0: not known.
@@ -106,6 +110,7 @@ class Trial:
     def __init__(self, replay: Replay, without: Counterfactuals) -> None:
         self._replay, self._without = replay, without
         self.computing_s = without.computing_s
+        self._slow = slow_groups(replay)
         self._parts = list(self._found())
         noise = [
             Part(PAUSE, (rank,), partial(without.as_usual, rank=rank))
@@ -148,13 +153,20 @@ class Trial:
                 yield Part(name, (rank,), partial(without.without_pause, rank=rank, name=name))
         for server in without.servers.slow:
             yield Part(SLOW_SERVER, (server,), partial(without.with_good_server, server=server))
-        if without.slow.ranks:
-            yield Part(LINK, without.slow.ranks, without.with_good_links)
-        else:
-            for rank in without.linked:
-                yield Part(LINK, (rank,), partial(without.on_time, rank=rank))
+        yield from self._links()
         if without.pausing is not None:  # else it is noise, and the network has its part
             yield Part(CONGESTION, (), without.flowing)
+
+    def _links(self) -> Iterator[Part]:
+        without = self._without
+        if without.slow.ranks:
+            yield Part(LINK, without.slow.ranks, without.with_good_links)
+            return
+        for rank in without.linked:
+            yield Part(LINK, (rank,), partial(without.on_time, rank=rank))
+        for one in self._slow:
+            known = tuple(rank for rank in one.ranks if rank in without.linked)
+            yield Part(LINK, known or one.ranks, partial(_like_others, groups=one))
 
     def causes(self) -> tuple[Cause, ...]:
         """Return the causes that are worth a word, the greatest gain first."""
@@ -276,7 +288,7 @@ class Trial:
     def _cause(self, group: Sequence[Part], gain_s: float) -> Cause:
         """Return a cause with what is known of it."""
         kind, without = group[0].kind, self._without
-        ranks = tuple(rank for one in group for rank in one.ranks)
+        ranks = tuple(dict.fromkeys(rank for one in group for rank in one.ranks))
         where: set[int] = set()
         figures: tuple[str, float, float] = ("", 0.0, 0.0)
         if kind == PAUSE:
@@ -294,6 +306,13 @@ class Trial:
             figures = max(map(without.longest, ranks), key=lambda row: row[1] - row[2])
         elif kind == SLOW_SERVER:
             figures = without.servers.stage(ranks[0])
+        elif kind == LINK and any(ranks == one.ranks for one in self._slow):
+            figures = (GROUP, 0.0, 0.0)
         elif kind == LINK and without.slow.ranks:
             figures = ("", without.slow.bytes_per_s, without.slow.expected_bytes_per_s)
         return Cause(kind, ranks, gain_s, tuple(sorted(where)), *figures)
+
+
+def _like_others(changed: Changed, groups: SlowGroups) -> None:
+    """Let messages of groups with a slow link take as long as those of the groups like them."""
+    groups.like_others(changed.durations)
