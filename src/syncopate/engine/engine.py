@@ -110,9 +110,9 @@ class Engine:
         return self._plan
 
     @property
-    def _spread(self) -> bool:
+    def spread(self) -> bool:
         """Whether each rank updates a part of the weights."""
-        return self._exchange is not None and not self._exchange.updates_whole
+        return self._exchange is not None and not self._exchange.update.whole
 
     @property
     def communicator(self) -> Communicator:
@@ -184,9 +184,9 @@ class Engine:
         if self._planner is not None and self.tries_spread:
             # A plan that it has yet to try cannot go on with some of the ranks.
             self._stop_planning()
-            if self._spread and self._plan_before is not None:
+            if self.spread and self._plan_before is not None:
                 self.adopt(self._plan_before)
-        if self._spread or self.plan.local_sgd:
+        if self.spread or self.plan.local_sgd:
             what = "local SGD" if self.plan.local_sgd else f"the {self.plan.exchange} exchange"
             raise EngineError(
                 f"join() cannot go with {what}, where a rank that has run out of inputs still has "
@@ -211,7 +211,7 @@ class Engine:
             CollectiveError: a rank is lost or late.
         """
         assert self._exchange is not None
-        self._exchange.ready()
+        self._exchange.pull.ready()
 
     def state_dict(
         self,
@@ -241,7 +241,7 @@ class Engine:
         optimizers = checkpoint.listed(optimizer)
         found = [checkpoint.whole_state_dict(each, keep=keep) for each in optimizers]
         if everywhere and self._exchange is not None:
-            found = self._exchange.alike(found)
+            found = self._exchange.local.alike(found)
         with self.global_weights():
             weights = self._model.state_dict()
             weights.update(checkpoint.copied(dict(weights)) if keep else {})
@@ -303,7 +303,7 @@ class Engine:
             EngineError: it is another rank's, or of another rank count, rule or plan.
         """
         assert self._exchange is not None
-        self._exchange.load_local_state(state)
+        self._exchange.local.load_local_state(state)
 
     def detach(self) -> None:
         """Make model and optimizer plain again; gradients are no longer exchanged.
@@ -502,14 +502,14 @@ class Engine:
     ) -> None:
         closure = any(map(callable, (*args[1:], kwargs.get("closure"))))
         self._closures = self._closures or closure
-        if self._spread and closure:
+        if self.spread and closure:
             raise EngineError(
                 f"{type(optimizer).__name__}.step was given a closure, which would run backward "
                 f"while parameters are spread over ranks (exchange {self.plan.exchange!r}). Run "
                 "forward and backward before step(), or train with exchange='allreduce'"
             )
         if closure and self._exchange is not None:
-            self._exchange.ready()
+            self._exchange.pull.ready()
         count = sum(map(len, groups.parameters_of(optimizer)))
         if count != self._parameters_known.get(id(optimizer)):
             ownership.require_averaged(optimizer)

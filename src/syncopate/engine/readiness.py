@@ -226,7 +226,7 @@ class Readiness:
             tensor.register_hook(begin)  # type: ignore[no-untyped-call]
 
     def _exchange_buffers(self) -> None:
-        if self.announce is not None and self.exchange.meets_in_forward:
+        if self.announce is not None and self.exchange.model_buffers.meets_in_forward:
             self.announce(Move.FORWARD)
         self.exchange.refresh_buffers()
 
@@ -351,21 +351,21 @@ class Readiness:
         try:
             with torch.no_grad():
                 absent = [index for index, mark in enumerate(reached) if not mark]
-                self._missing = self.exchange.missing(absent)
+                self._missing = self.exchange.gradients.missing(absent)
                 unreached = [index for index, _ in self._missing if not self._kept[index]]
                 left = self._buckets[self._next :]
                 if self._state == State.HELD:
                     # A copy beside a collective disturbs both, and a held step is to measure.
                     for bucket in left:
-                        self.exchange.gather(bucket)
+                        self.exchange.gathering.gather(bucket)
                 for bucket in left:
                     self._push(bucket, unreached=unreached)
         finally:
             self._rest()
         self._open = True
-        if self.exchange.hears_now(bool(self._missing)):
+        if self.exchange.gradients.hears_now(bool(self._missing)):
             self.complete()
-        if self.exchange.ends_with_backward:
+        if self.exchange.gradients.ends_with_backward:
             self._report()
 
     def complete(self, *, stepping: bool = False) -> None:
@@ -384,8 +384,8 @@ class Readiness:
             said = self.exchange.hear() if stepping else self.exchange.wait()
             self._kept[:] = bytes(len(self._kept))
             if missing:
-                self.exchange.restore(missing)
-            self.exchange.handed_out()
+                self.exchange.gradients.restore(missing)
+            self.exchange.gradients.handed_out()
         self._heed(said)
         said.require_same_step(self._present)
 
@@ -432,7 +432,7 @@ class Readiness:
         """Wait for an exchange whose averages this rank does not need."""
         said = self.exchange.wait()
         self._kept[:] = bytes(len(self._kept))
-        self.exchange.handed_out()
+        self.exchange.gradients.handed_out()
         self._heed(said)
 
     # -- ranks that run out of inputs -----------------------------------------------------------
@@ -492,20 +492,21 @@ class Readiness:
 
     def step_ends(self, optimizer: torch.optim.Optimizer, last: bool) -> None:
         """Go on with the updated weights; steps up to the ``last`` one count as one update."""
-        averages = self.exchange.averages_in_step
+        averages = self.exchange.pull.in_step
         updated = self._stamp() if averages else None
         self.exchange.step_ends(optimizer)
         before = self._step.update
         start = before[0] if before else self._update_start
         self._step.update = (start, updated if averages else self._stamp())
-        if last and not self.exchange.ends_with_backward and self._step.backward_end is not None:
+        unreported = not self.exchange.gradients.ends_with_backward
+        if last and unreported and self._step.backward_end is not None:
             self._report()
 
     def _report(self) -> None:
         """Give the finished step to the listeners."""
         step, self._step = self._step, Step(number=self._step.number + 1)
         step.waits, step.updates = self.exchange.traffic.taken()
-        if not self.exchange.ends_with_backward:
+        if not self.exchange.gradients.ends_with_backward:
             step.closing, step.update = step.update, None
         if self.watch is not None:
             self.watch(step)
@@ -515,9 +516,9 @@ class Readiness:
         bucket_of, arrived = self._bucket_of, step.arrived
         step.pushes = [
             one.pushed(arrived.get(bucket_of[one.part.trainables[0].index]))
-            for one in self.exchange.pushes
+            for one in self.exchange.traffic.pushes
         ]
-        step.pulls = [one.pulled() for one in self.exchange.pulls]
+        step.pulls = [one.pulled() for one in self.exchange.traffic.pulls]
         self.exchange.forget()
         for listener in tuple(self.listeners):
             listener(step)

@@ -40,7 +40,7 @@ class Held:
         self.open = threading.Event()
         self.open.set()
         self.ended: list[bool] = []
-        communicator = model.syncopate.exchange.communicator
+        communicator = model.syncopate.exchange.layout.communicator
         run = communicator.run
 
         def running(recipe: Any, tensor: Any, **told: Any) -> Any:
@@ -112,7 +112,7 @@ def pulls_wait(rank: int, world_size: int, meets: bool) -> None:
     Ending.go_on = held  # type: ignore[method-assign]
     iterate(model, optimizer, rank, [7])
     Ending.go_on = go_on  # type: ignore[method-assign]
-    pulls = model.syncopate.exchange.pulls
+    pulls = model.syncopate.exchange.traffic.pulls
     assert len(pulls) == len(model.syncopate.plan.buckets)
     assert not any(one.handle.done() for one in pulls)
     # Where ranks have not met, none launches a pull before all are known to be sound.

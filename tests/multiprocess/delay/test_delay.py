@@ -118,13 +118,13 @@ def pulled_every_k(rank: int, world_size: int) -> dict[str, list[list[str]]]:
         rounds = []
         for num in range(4 * k):
             events: list[Any] = []
-            exchange.communicator, before = (
-                Spy(exchange.communicator, events),
-                exchange.communicator,
+            exchange.layout.communicator, before = (
+                Spy(exchange.layout.communicator, events),
+                exchange.layout.communicator,
             )
             iterate(model, optimizer, rank, [num])
             exchange.finish()  # pulls are launched behind the step
-            exchange.communicator = before
+            exchange.layout.communicator = before
             launched = [event[1:] for event in events if event[0] == "launch"]
             plan = model.syncopate.plan
             pushes = [("reduce_scatter", b.nbytes, b.push) for b in plan.buckets]
@@ -160,10 +160,13 @@ def pulled_behind(rank: int, world_size: int) -> list[list[str]]:
     exchange = model.syncopate.exchange
     for num in range(9):
         events: list[Any] = []
-        before, exchange.communicator = exchange.communicator, Spy(exchange.communicator, events)
+        before, exchange.layout.communicator = (
+            exchange.layout.communicator,
+            Spy(exchange.layout.communicator, events),
+        )
         iterate(model, optimizer, rank, [num])
         exchange.finish()
-        exchange.communicator = before
+        exchange.layout.communicator = before
         found.append([event[1] for event in events if event[0] == "launch"])
     model.syncopate.detach()
     count = len(plan.buckets)
@@ -231,7 +234,7 @@ def overlapped(rank: int, world_size: int) -> list[bool]:
         def hold(computed: threading.Event = computed) -> None:
             held.append(computed.wait(HANGS_S))
 
-        communicator = model.syncopate.exchange.communicator
+        communicator = model.syncopate.exchange.layout.communicator
         run = communicator.run
 
         def holding(

@@ -327,7 +327,7 @@ def mixed(rank: int, p: int) -> tuple[list[str], list[float]]:
     model = distribute(model, plan=plan, timeout_s=TIMEOUT_S)
     assert model.syncopate.plan.wire_dtype == "bfloat16"
     model(1 + 2.0**-10).backward()
-    pushes = model.syncopate.exchange.pushes
+    pushes = model.syncopate.exchange.traffic.pushes
     kinds = [str(push.part.wire_dtype).removeprefix("torch.") for push in pushes]
     found = [float(weight.grad[0].real) for weight in model.weights]
     model.syncopate.detach()

@@ -68,7 +68,9 @@ def _order(rank: int, world_size: int) -> dict[str, list[str]]:
             timeout_s=TIMEOUT_S,
         )
         optimizer.register_step_pre_hook(lambda *_, events=events: events.append("step"))
-        model.syncopate.readiness.exchange.communicator = _Spy(model.syncopate.communicator, events)
+        model.syncopate.readiness.exchange.layout.communicator = _Spy(
+            model.syncopate.communicator, events
+        )
         model(data(rank, 0, 2, 6)).sum().backward()
         optimizer.step()
         orders[name] = events
@@ -95,7 +97,9 @@ def _out_of_order(rank: int, world_size: int) -> list[str]:
         layer.weight.register_post_accumulate_grad_hook(
             lambda _, index=index: events.append(f"ready {index}")
         )
-    model.syncopate.readiness.exchange.communicator = _Spy(model.syncopate.communicator, events)
+    model.syncopate.readiness.exchange.layout.communicator = _Spy(
+        model.syncopate.communicator, events
+    )
     model(data(rank, 0, 2, 6)).sum().backward()
     model.syncopate.detach()
     return events
@@ -107,7 +111,7 @@ def _overlap(rank: int, world_size: int) -> bool:
     engine = pair.model.syncopate
     spy = _Spy(engine.communicator, [])
     spy.hold = threading.Event()
-    engine.readiness.exchange.communicator = spy
+    engine.readiness.exchange.layout.communicator = spy
     pair.model[0].weight.register_post_accumulate_grad_hook(lambda _: spy.hold.set())
 
     def train(model: Any, optimizer: Any) -> None:

@@ -118,7 +118,7 @@ class _Watched(SelfPlanned):
         readiness = self.engine.readiness
         readiness.clock.stamp = readiness._stamp = self.clock
         self.link = readiness.communicator = _LateLink(readiness.communicator, self.clock)
-        readiness.exchange.communicator = self.link
+        readiness.exchange.layout.communicator = self.link
         self.batch_s, self.steps = batch_s, 0
         self.began: list[int] = []
         self._planned = True

@@ -263,11 +263,14 @@ def watched(model: Any) -> Iterator[list[tuple[Any, ...]]]:
     """Note every collective of a model's exchange within the block."""
     exchange = model.syncopate.readiness.exchange
     events: list[tuple[Any, ...]] = []
-    before, exchange.communicator = exchange.communicator, Spy(exchange.communicator, events)
+    before, exchange.layout.communicator = (
+        exchange.layout.communicator,
+        Spy(exchange.layout.communicator, events),
+    )
     try:
         yield events
     finally:
-        exchange.communicator = before
+        exchange.layout.communicator = before
 
 
 def launches(events: Iterable[tuple[Any, ...]]) -> list[str]:

@@ -56,7 +56,7 @@ def watched_chain(plan: Plan, events: Events, hold: Any = None) -> tuple[Any, An
     optimizer.register_step_pre_hook(lambda *_: events.append(("step",)))
     model, optimizer = distribute(model, optimizer, plan=plan, timeout_s=TIMEOUT_S)
     exchange = model.syncopate.readiness.exchange
-    exchange.communicator = Spy(exchange.communicator, events, hold)
+    exchange.layout.communicator = Spy(exchange.layout.communicator, events, hold)
     return model, optimizer
 
 
@@ -241,7 +241,7 @@ def pulls_of_two_steps(model: Any, plan: Plan, rank: int) -> list[int]:
     events: Events = []
     model, optimizer = distribute(model, sgd(model.parameters()), plan=plan, timeout_s=TIMEOUT_S)
     exchange = model.syncopate.readiness.exchange
-    exchange.communicator = Spy(exchange.communicator, events)
+    exchange.layout.communicator = Spy(exchange.layout.communicator, events)
     for step in range(2):
         model(batch(rank, step, 3, 6)).square().mean().backward()
         optimizer.step()

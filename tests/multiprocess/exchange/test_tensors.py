@@ -360,9 +360,9 @@ def a_step_pulls_what_it_updated(rank: int) -> None:
 def _pulled_by_steps(rank: int, build: Callable[[Net], Sequence[Optimizer]]) -> None:
     twins = Twins(rank, build)
     twins.train(1)
-    twins.exchange.ready()
+    twins.exchange.pull.ready()
     events: list[tuple[str, Any]] = []
-    run = twins.exchange.communicator.run
+    run = twins.exchange.layout.communicator.run
 
     class Logged:
         def __init__(self, handle: Any, what: Any) -> None:
@@ -380,7 +380,7 @@ def _pulled_by_steps(rank: int, build: Callable[[Net], Sequence[Optimizer]]) -> 
         events.append(("pull", tensor.data_ptr()))
         return Logged(handle, tensor.data_ptr())
 
-    twins.exchange.communicator.run = logged  # type: ignore[method-assign]
+    twins.exchange.layout.communicator.run = logged  # type: ignore[method-assign]
     tokens = torch.arange(7)
     _loss(twins.model, tokens).backward()
     buffers = {id(part): bucket for bucket in twins.exchange.buckets for part in bucket.parts}
@@ -396,15 +396,17 @@ def _pulled_by_steps(rank: int, build: Callable[[Net], Sequence[Optimizer]]) -> 
         assert {kind for kind, _ in events} == {"pull"}
         pulled = [names[pointer] for _, pointer in events]
         assert sorted(name for held in pulled for name in held) == sorted(expected)
-        order = [buffers[id(one.part)].index for one in twins.exchange.pulls[-len(pulled) :]]
+        order = [
+            buffers[id(one.part)].index for one in twins.exchange.traffic.pulls[-len(pulled) :]
+        ]
         assert order == sorted(order, reverse=True)
         events.clear()
-    assert len(twins.exchange.pulls) == len(buffers)
+    assert len(twins.exchange.traffic.pulls) == len(buffers)
     with torch.no_grad():
         twins.model(tokens)
     assert sorted(pointer for _, pointer in events) == sorted(names)
     assert {kind for kind, _ in events} == {"wait"}
-    twins.exchange.communicator.run = run  # type: ignore[method-assign]
+    twins.exchange.layout.communicator.run = run  # type: ignore[method-assign]
     twins.close()
 
 

@@ -18,16 +18,15 @@ and launched its pulls. It does so before its next forward, step or other collec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from torch.optim import Optimizer
 
-from syncopate.collectives import Communicator
 from syncopate.engine.buckets import BucketBuffers
-from syncopate.engine.exchange.layout import Launched, Layout
-from syncopate.engine.exchange.parts import Missing, Row, Stepped
+from syncopate.engine.exchange.layout import Layout
+from syncopate.engine.exchange.parts import Row, Stepped
 from syncopate.engine.exchange.push.gathering import Gathering
 from syncopate.engine.exchange.update.optimizer_state import OwnedState
 from syncopate.engine.trailer import Note, Said
@@ -44,57 +43,29 @@ class Exchange:
         layout: as given, with the buckets in memory.
         traffic: the iteration's collectives and waits.
         buckets: in launch order, with their memory.
+        gathering: brings gradients into their places.
+        gradients: what a script finds at ``parameter.grad``.
+        update: updates weights.
+        pull: brings weights back, or averages.
+        model_buffers: says when all ranks get the model's buffers of one.
+        local: has the weights that are a rank's own.
     """
 
     def __init__(self, row: Row, layout: Layout) -> None:
         layout.allocate(row.owner, row.notes)
         self.layout, self.traffic, self.buckets = layout, layout.traffic, layout.buckets
-        self._gathering = layout.shared(Gathering)
-        self._gradients = row.gradients(layout)
+        self.gathering = layout.shared(Gathering)
+        self.gradients = row.gradients(layout)
         self._push = row.push(layout)
-        self._update = row.update(layout)
-        self._pull = row.pull(layout)
-        self._buffers = row.buffers(layout)
-        self._local = row.local(layout)
-
-    @property
-    def communicator(self) -> Communicator:
-        """Joins the ranks."""
-        return self.layout.communicator
-
-    @communicator.setter
-    def communicator(self, communicator: Communicator) -> None:
-        self.layout.communicator = communicator
-
-    @property
-    def pushes(self) -> list[Launched]:
-        """The collectives of the last backward's gradients."""
-        return self.traffic.pushes
-
-    @property
-    def pulls(self) -> list[Launched]:
-        """The collectives of weights in the steps since."""
-        return self.traffic.pulls
+        self.update = row.update(layout)
+        self.pull = row.pull(layout)
+        self.model_buffers = row.buffers(layout)
+        self.local = row.local(layout)
 
     @property
     def state(self) -> OwnedState | None:
         """The state of optimizers, where each rank has its own part of it."""
-        return self._update.state
-
-    @property
-    def ends_with_backward(self) -> bool:
-        """Whether gradients are averages as soon as backward returns."""
-        return self._gradients.ends_with_backward
-
-    @property
-    def updates_whole(self) -> bool:
-        """Whether every rank updates all weights, and has all of the optimizer's state."""
-        return self._update.whole
-
-    @property
-    def averages_in_step(self) -> bool:
-        """Whether a step waits for an average of weights once it has updated them."""
-        return self._pull.in_step
+        return self.update.state
 
     def complete_by(self, complete: Callable[[], None]) -> None:
         """Let ``complete`` finish the exchange of gradients that is under way."""
@@ -113,34 +84,21 @@ class Exchange:
             CollectiveError: a rank is lost or late.
         """
         self._make_up()
-        self._update.forward_begins()
-        self._buffers.forward_begins()
-
-    @property
-    def meets_in_forward(self) -> bool:
-        """Whether :meth:`refresh_buffers` meets the other ranks."""
-        return self._buffers.meets_in_forward
-
-    def ready(self) -> None:
-        """Wait until every weight is current; launches nothing.
-
-        Raises:
-            CollectiveError: a rank is lost or late.
-        """
-        self._pull.ready()
+        self.update.forward_begins()
+        self.model_buffers.forward_begins()
 
     # -- backward -------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Make ready for a backward."""
         self.forget()
-        self._gathering.begin()
+        self.gathering.begin()
         self._push.begin()
 
     def forget(self) -> None:
         """Forget the collectives of the iteration before, finished or not."""
         self.traffic.forget()
-        self._pull.forget()
+        self.pull.forget()
 
     def adapt(self, entered: int | None = None) -> None:
         """Turn gradients of an earlier backward into this rank's contribution to the next average.
@@ -151,16 +109,8 @@ class Exchange:
         Raises:
             EngineError: what was added there cannot be told from what was there before.
         """
-        self._update.forward_begins()
-        self._gradients.adapt(entered)
-
-    def gather(self, bucket: BucketBuffers) -> None:
-        """Bring the gradients of ``bucket`` into their places; launches nothing.
-
-        Raises:
-            EngineError: a gradient is sparse.
-        """
-        self._gathering.gather(bucket)
+        self.update.forward_begins()
+        self.gradients.adapt(entered)
 
     def push(self, bucket: BucketBuffers, note: Note | None = None, *, empty: bool = False) -> None:
         """Launch the gradients of ``bucket``; a note goes along with them.
@@ -172,7 +122,7 @@ class Exchange:
         """
         self._push.push(bucket, note, empty=empty)
         if note is not None:
-            self._pull.pushed()
+            self.pull.pushed()
 
     def wait(self) -> Said:
         """Wait for all pushes, divide the sums, and return what the ranks reported.
@@ -181,7 +131,7 @@ class Exchange:
             CollectiveError: a rank is lost or late.
         """
         said = self._push.wait()
-        self._gradients.averaged()
+        self.gradients.averaged()
         return said
 
     def hear(self) -> Said:
@@ -191,16 +141,8 @@ class Exchange:
             CollectiveError: a rank is lost or late.
         """
         said = self._push.hear()
-        self._gradients.averaged()
+        self.gradients.averaged()
         return said
-
-    def hears_now(self, missing: bool) -> bool:
-        """Return whether the end of backward waits for the ranks' reports.
-
-        Args:
-            missing: whether this backward left out parameters.
-        """
-        return self._gradients.hears_now(missing)
 
     def finish(self) -> None:
         """Wait for the work that a step left behind it.
@@ -209,18 +151,6 @@ class Exchange:
             CollectiveError: a rank is lost or late.
         """
         self._push.finish()
-
-    def missing(self, indices: Sequence[int]) -> Missing:
-        """Return the parameters ``indices`` and the state that :meth:`restore` needs."""
-        return self._gradients.missing(indices)
-
-    def restore(self, missing: Missing) -> None:
-        """Leave gradients untouched that no rank reached, and hand out the others' averages."""
-        self._gradients.restore(missing)
-
-    def handed_out(self) -> None:
-        """Note that every parameter has its gradient of this backward."""
-        self._gradients.handed_out()
 
     # -- the optimizer's step -------------------------------------------------------------------
 
@@ -231,7 +161,7 @@ class Exchange:
             EngineError: the exchange cannot go with this optimizer.
         """
         self._make_up(optimizer)
-        self._update.begin(optimizer)
+        self.update.begin(optimizer)
 
     def step_ends(self, optimizer: Optimizer) -> None:
         """Send the updated weights to the ranks that need them.
@@ -239,16 +169,16 @@ class Exchange:
         Raises:
             CollectiveError: a rank is lost or late.
         """
-        self._close(self._update.end(optimizer))
+        self._close(self.update.end(optimizer))
 
     def _make_up(self, optimizer: Optimizer | None = None) -> None:
         """After a failed step, run the collectives that the other ranks ran."""
-        self._close(self._update.interrupted(optimizer))
+        self._close(self.update.interrupted(optimizer))
 
     def _close(self, stepped: Stepped | None) -> None:
         if stepped is not None:
-            self._buffers.step_ends(stepped)
-            self._pull.launch(stepped)
+            self.model_buffers.step_ends(stepped)
+            self.pull.launch(stepped)
 
     # -- weights of each rank's own -------------------------------------------------------------
 
@@ -260,16 +190,8 @@ class Exchange:
             CollectiveError: a rank is lost or late.
         """
         self._make_up()
-        with self._local.global_weights():
+        with self.local.global_weights():
             yield
-
-    def alike(self, states: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return states of optimizers as all ranks save them; all ranks call it.
-
-        Raises:
-            CollectiveError: a rank is lost or late.
-        """
-        return self._local.alike(states)
 
     def local_state(self) -> dict[str, Any]:
         """Return this rank's own state; empty where all ranks have the same weights.
@@ -278,15 +200,7 @@ class Exchange:
             CollectiveError: a rank is lost or late.
         """
         self._make_up()
-        return self._local.local_state()
-
-    def load_local_state(self, state: Mapping[str, Any]) -> None:
-        """Load the result of :meth:`local_state`, after model and optimizer were loaded.
-
-        Raises:
-            EngineError: there is no place for it.
-        """
-        self._local.load_local_state(state)
+        return self.local.local_state()
 
     def leave(self) -> None:
         """Give parameters and optimizers back as they are without the exchange; all ranks call it.
@@ -296,8 +210,8 @@ class Exchange:
         """
         with self.layout.ending:
             self._make_up()
-            self._update.put_back()
-            self._local.leave()
-            self._pull.ready()
-            self._update.leave()
-            self._pull.leave()
+            self.update.put_back()
+            self.local.leave()
+            self.pull.ready()
+            self.update.leave()
+            self.pull.leave()

@@ -45,14 +45,6 @@ _classes: dict[tuple[type, Any], type] = {}
 """The original class, and how it is called -> the class that stands for it."""
 
 
-class _Exchange(Protocol):
-    """What an engine exchanges by."""
-
-    @property
-    def updates_whole(self) -> bool:
-        """Whether every rank updates all weights."""
-
-
 class Training(Protocol):
     """An engine, as far as a distributed module needs it."""
 
@@ -60,8 +52,8 @@ class Training(Protocol):
     """Whether gradients of the forwards to come are exchanged."""
 
     @property
-    def exchange(self) -> _Exchange | None:
-        """The exchange that executes the plan; None before the first."""
+    def spread(self) -> bool:
+        """Whether each rank updates a part of the weights."""
 
     def paused(self) -> AbstractContextManager[None]:
         """Return a block whose forwards' gradients accumulate locally."""
@@ -385,9 +377,7 @@ def _state_dict_of(original: type) -> Callable[..., Any]:
     def state_dict(self: Any, *args: Any, **kwargs: Any) -> Any:
         found = original.state_dict(self, *args, **kwargs)  # type: ignore[attr-defined]
         held: _Held | None = self.__dict__.get(_ENGINE)
-        exchange = None if held is None else held.engine.exchange
-        owned = exchange is not None and not exchange.updates_whole
-        if owned and isinstance(found, MutableMapping):
+        if held is not None and held.engine.spread and isinstance(found, MutableMapping):
             _part(found, {p.untyped_storage().data_ptr() for p in self.parameters()})
         return found
 
