@@ -40,10 +40,10 @@ from rich.console import Console
 from rich.table import Table
 
 from figures.comparison import Comparison, comparison_table
+from formulas.blueconnect import blueconnect_s, one_level_s, stages, two_level_s
 from syncopate.artifacts.cluster import Cluster, Level
 from syncopate.costs.decide.decisions import Decision, decisions
 from syncopate.costs.decide.options import best_options
-from syncopate.costs.papers.blueconnect import blueconnect_s, one_level_s, stages, two_level_s
 from syncopate.costs.schedule.price import price
 from syncopate.schedules.registry import build, candidates, fitted
 from syncopate.units import format_bytes

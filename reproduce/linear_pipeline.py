@@ -49,9 +49,9 @@ from rich.table import Table
 
 import bsp_sgd_table
 from figures.comparison import Comparison, comparison_table
+from formulas.blocks import best_blocks
+from formulas.linear_pipeline import table_1
 from syncopate.artifacts.cluster import Cluster
-from syncopate.costs.papers.blocks import best_blocks
-from syncopate.costs.papers.linear_pipeline import table_1
 from syncopate.costs.schedule.price import price
 from syncopate.errors import ArtifactError, SyncopateError
 from syncopate.schedules.registry import NATIVE, build

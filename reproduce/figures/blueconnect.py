@@ -15,9 +15,9 @@ from functools import cache
 from msgspec import structs
 
 import blueconnect
+from formulas.blueconnect import blueconnect_s, one_level_s, two_level_s
 from mg_wfbp import lines
 from syncopate.artifacts.cluster import Cluster
-from syncopate.costs.papers.blueconnect import blueconnect_s, one_level_s, two_level_s
 from syncopate.units import MIB
 
 from .rows import Drawn, Figure, Given, Paper

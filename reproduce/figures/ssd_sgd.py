@@ -15,9 +15,9 @@ from functools import cache
 
 import ssd_sgd
 import ssd_sgd_search as search
+from formulas.ssd_sgd import Times, ssgd_iteration_s, steady_iteration_s
 from mg_wfbp import lines
 from ssd_sgd_runs import FIG_4, FIG_5, PERIODS, ROWS, SSGD, TABLE_2, Study
-from syncopate.costs.papers.ssd_sgd import Times, ssgd_iteration_s, steady_iteration_s
 
 from . import resnet50
 from .rows import Drawn, Figure, Given, Paper

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from formulas.blocks import MAX_BLOCKS, best_blocks
 from syncopate.artifacts.cluster import Cluster, Level
-from syncopate.costs.papers.blocks import MAX_BLOCKS, best_blocks
 from syncopate.costs.papers.closed_forms import closed_form
 from syncopate.costs.schedule.price import price
 from syncopate.errors import InvalidValueError, UnknownNameError

@@ -10,14 +10,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from formulas import blueconnect
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.level import Level, Size, unit_counts
 from syncopate.costs.model.bound import line_s_per_byte
 from syncopate.costs.model.collective import NARROW, collective_costs, fixed_cost, variants
-from syncopate.costs.papers import blueconnect
 from syncopate.costs.papers.closed_forms import (
     CLOSED_FORMS,
-    all_reduce_linear,
     closed_form,
     closed_lines,
 )
@@ -45,9 +44,9 @@ def table_ii(algorithm: str, n: int) -> tuple[float, float]:
 )
 @pytest.mark.parametrize("world_size", [1, 2, 4, 8, 64, 1024])
 def test_powers_of_two_are_table_ii(algorithm, world_size):
-    fit = all_reduce_linear(algorithm, world_size, ALPHA, BETA, GAMMA)
-    expected = pytest.approx(table_ii(algorithm, world_size), rel=1e-12, abs=1e-20)
-    assert (fit.a_s, fit.b_s_per_byte) == expected
+    terms = closed_form("all_reduce", algorithm, world_size)
+    found = (terms.startups * ALPHA, terms.wire * BETA + terms.additions * GAMMA)
+    assert found == pytest.approx(table_ii(algorithm, world_size), rel=1e-12, abs=1e-20)
 
 
 def test_other_world_sizes():
@@ -98,14 +97,11 @@ def test_bad_questions_are_refused():
     with pytest.raises(
         UnknownNameError, match=r"unknown algorithm 'tree' for all_reduce; known: .*ring"
     ):
-        all_reduce_linear("tree", 4, ALPHA, BETA, GAMMA)
+        closed_form("all_reduce", "tree", 4)
     with pytest.raises(UnknownNameError, match="unknown collective 'scan'; known: all_reduce, red"):
         closed_form("scan", "ring", 4)
     with pytest.raises(InvalidValueError, match="world_size is 0"):
-        all_reduce_linear("ring", 0, ALPHA, BETA, GAMMA)
-    for bad in ((-1, BETA, GAMMA), (ALPHA, math.inf, GAMMA), (ALPHA, BETA, math.nan)):
-        with pytest.raises(InvalidValueError, match="a finite number of seconds >= 0"):
-            all_reduce_linear("ring", 4, *bad)
+        closed_form("all_reduce", "ring", 0)
 
 
 @st.composite

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from formulas.blueconnect import blueconnect_s, one_level_s, stages, two_level_s
+from formulas.linear_pipeline import TABLE_1, table_1
 from syncopate.artifacts.cluster import Cluster, Level
-from syncopate.costs.papers.blueconnect import blueconnect_s, one_level_s, stages, two_level_s
 from syncopate.costs.papers.closed_forms import closed_form
-from syncopate.costs.papers.linear_pipeline import TABLE_1, table_1
 from syncopate.costs.schedule.price import price
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.schedules.registry import build, fitted

@@ -9,7 +9,7 @@ import ssd_sgd as script
 import ssd_sgd_runs as runs
 import ssd_sgd_search as search
 from figures import ssd_sgd as ssd
-from syncopate.costs.papers.ssd_sgd import ssgd_iteration_s
+from formulas.ssd_sgd import ssgd_iteration_s
 
 SETTING = runs.Setting(batch_size=16, epochs=4, iterations=10, lr=0.05)
 

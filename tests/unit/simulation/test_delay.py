@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from formulas.ssd_sgd import Times, steady_iteration_s
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import Plan
 from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.costs.model.bound import plan_bound_s
 from syncopate.costs.model.served import served_costs
-from syncopate.costs.papers.ssd_sgd import Times, steady_iteration_s
 from syncopate.delay import Delay
 from syncopate.errors import InvalidValueError
 from syncopate.planning import make_plan, predict

@@ -16,9 +16,9 @@ import bsp_sgd_table as table_2
 from bsp_sgd import ALGORITHMS, bsp_sgd_plan
 from bsp_sgd_networks import rows, shrunk
 from bsp_sgd_table import ALONE, NETWORKS, PLACES, Cell, Lab, Place
+from formulas.linear_pipeline import table_1
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import ALLREDUCE, ROOTED
-from syncopate.costs.papers.linear_pipeline import table_1
 from syncopate.errors import ArtifactError
 
 P, ALPHA_S = table_2.RANKS, table_2.ALPHA_S

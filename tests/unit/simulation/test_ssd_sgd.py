@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from syncopate.costs.papers.ssd_sgd import (
+from formulas.ssd_sgd import (
     Times,
     case,
     mean_iteration_s,

@@ -22,8 +22,8 @@ half of A and B each, and C belongs to the reduce-scatter.
 
 The rest are sums of such parts, exact for every p, number of blocks and factorisation too: minimum
 spanning tree, bidirectional exchange and linear pipeline (LP, Table 1, with what
-:mod:`syncopate.costs.papers.linear_pipeline` puts right); two levels and BlueConnect on a network
-of one level (see :mod:`syncopate.costs.papers.blueconnect` for several).
+``reproduce/formulas/linear_pipeline.py`` puts right); two levels and BlueConnect on a network of
+one level (``reproduce/formulas/blueconnect.py`` has several).
 
 Networks of several levels have formulas of their own (:mod:`syncopate.costs.papers.levels`).
 """
@@ -34,7 +34,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from syncopate.artifacts.cluster import Cluster, LinearFit
-from syncopate.artifacts.level import require_time
 from syncopate.costs.papers.levels import level_lines
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.recipe import ORDER
@@ -251,36 +250,3 @@ def closed_lines(
     per_byte_s = terms.seconds(1.0, 0.0, byte_time_s, cluster.reduction_s_per_byte)
     startup_s = terms.startups * sum(level.latency_s for level in joining)
     return (LinearFit(a_s=startup_s, b_s_per_byte=per_byte_s),)
-
-
-def all_reduce_linear(
-    algorithm: str,
-    world_size: int,
-    latency_s: float,
-    byte_time_s: float,
-    reduction_s_per_byte: float = 0.0,
-) -> LinearFit:
-    """Return ``T(n) = a + b n`` of an all-reduce on one level: MG-WFBP, Table II.
-
-    Args:
-        algorithm: a name from the registry of all-reduce schedules.
-        world_size: number of ranks, any p >= 1; see the module for other than powers of two.
-        latency_s: α.
-        byte_time_s: β.
-        reduction_s_per_byte: γ.
-
-    Raises:
-        UnknownNameError: no such algorithm.
-        InvalidValueError: a negative parameter, or no rank.
-    """
-    for what, value in (
-        ("latency_s", latency_s),
-        ("byte_time_s", byte_time_s),
-        ("reduction_s_per_byte", reduction_s_per_byte),
-    ):
-        require_time(what, value)
-    terms = closed_form("all_reduce", algorithm, world_size)
-    return LinearFit(
-        a_s=terms.startups * latency_s,
-        b_s_per_byte=terms.wire * byte_time_s + terms.additions * reduction_s_per_byte,
-    )
