@@ -46,47 +46,31 @@ TIMELINES = (TIMELINE, WORKLOAD, PERFETTO, *OF_RANKS)
 
 
 class Beside(NamedTuple):
-    """The options for logs of other tools.
+    """The options for logs of other tools."""
 
-    Attributes:
-        latency: between hosts, as text; None: as the logs tell.
-        ranks_per_host: None: as the logs tell.
-        collective: which was tested, where the log does not say.
-    """
-
-    latency: str | None
-    ranks_per_host: int | None
-    collective: str | None
-
-
-def beside_logs(
-    *,
     latency: Annotated[
         str | None,
         typer.Option(help="Logs: latency between hosts, such as 20us; fitted to them otherwise."),
-    ] = None,
+    ] = None
     ranks_per_host: Annotated[
         int | None, typer.Option(help="Logs: ranks on each host, where they do not tell.")
-    ] = None,
+    ] = None
     collective: Annotated[
         str | None,
         typer.Option(help="Logs of nccl-tests: what was tested, where they do not tell."),
-    ] = None,
-) -> Beside:
-    """Return what the options say."""
-    return Beside(latency, ranks_per_host, collective)
+    ] = None
 
 
 class Tuner(NamedTuple):
-    """The options for NCCL's rules.
+    """The options for NCCL's rules."""
 
-    Attributes:
-        protocol: for every size; None: by size.
-        channels: None: the plug-in's own.
-    """
-
-    protocol: str | None
-    channels: int | None
+    protocol: Annotated[
+        str | None,
+        typer.Option(help="nccl-tuner: ll, ll128 or simple for every size; by size otherwise."),
+    ] = None
+    channels: Annotated[
+        int | None, typer.Option(help="nccl-tuner: channels to use; the plug-in's own otherwise.")
+    ] = None
 
     def require_meant(self, to: str) -> None:
         """Refuse them where other files are written.
@@ -99,20 +83,6 @@ class Tuner(NamedTuple):
                 raise InvalidValueError(
                     f"--{name}", value, f"left out: it belongs to --to {NCCL_TUNER}"
                 )
-
-
-def tuner_options(
-    *,
-    protocol: Annotated[
-        str | None,
-        typer.Option(help="nccl-tuner: ll, ll128 or simple for every size; by size otherwise."),
-    ] = None,
-    channels: Annotated[
-        int | None, typer.Option(help="nccl-tuner: channels to use; the plug-in's own otherwise.")
-    ] = None,
-) -> Tuner:
-    """Return what the options say."""
-    return Tuner(protocol, channels)
 
 
 _To = Annotated[
@@ -130,7 +100,7 @@ _Output = Annotated[
 ]
 
 
-@grouped(given=sources, table=table_options, beside=beside_logs, tuner=tuner_options)
+@grouped(given=sources, table=table_options, beside=Beside, tuner=Tuner)
 def convert(
     *,
     given: Sources,

@@ -35,90 +35,85 @@ _LAYERS = 5
 
 
 class Absent(NamedTuple):
-    """The options for a device that is not at hand.
+    """The options for a device that is not at hand."""
 
-    Attributes:
-        on: its name; None: not named.
-        peak: its operations per second, as text.
-        bandwidth: its memory's bytes per second, as text.
-        efficiency: share of both that is reached.
-        compute: type in which products of float32 are computed.
-        batch: put in the place of the inputs' own.
-    """
-
-    on: str | None
-    peak: str | None
-    bandwidth: str | None
-    efficiency: float | None
-    compute: str | None
-    batch: int | None
-
-    @property
-    def is_meant(self) -> bool:
-        """Whether there is a device that is not at hand."""
-        return self.on is not None or self.peak is not None
-
-
-def absent_device(
-    *,
     on: Annotated[
         str | None,
         typer.Option(
             help="Estimate for a device that is not here, such as h100, a100, v100 or rtx2080ti: "
             "the model gets shapes alone, and times by published peaks."
         ),
-    ] = None,
+    ] = None
     device_peak: Annotated[
         str | None,
         typer.Option(help="The same with a peak of your own, such as 312TFLOPS, for every dtype."),
-    ] = None,
+    ] = None
     device_bandwidth: Annotated[
         str | None,
         typer.Option(help="With --device-peak: bandwidth of its memory, such as 2039GB/s."),
-    ] = None,
+    ] = None
     efficiency: Annotated[
         float | None,
         typer.Option(help="Share of peak and bandwidth that is reached; 0.65 otherwise."),
-    ] = None,
+    ] = None
     compute: Annotated[
         str | None,
         typer.Option(
             help="Type in which products of float32 are computed: tf32, or bfloat16 under autocast."
         ),
-    ] = None,
+    ] = None
     batch: Annotated[
         int | None, typer.Option(help="Batch in the place of the one that the inputs have.")
-    ] = None,
-) -> Absent:
-    """Return what the options say."""
-    absent = Absent(on, device_peak, device_bandwidth, efficiency, compute, batch)
-    names = ("--device-bandwidth", "--efficiency", "--compute", "--batch")
-    if not absent.is_meant:
-        for name, value in zip(names, absent[2:], strict=True):
-            if value is not None:
+    ] = None
+
+    @property
+    def is_meant(self) -> bool:
+        """Whether there is a device that is not at hand."""
+        return self.on is not None or self.device_peak is not None
+
+    def require_sound(self) -> None:
+        """Refuse options that do not go together.
+
+        Raises:
+            InvalidValueError: names one of them.
+        """
+        names = ("--device-peak", "--device-bandwidth", "--efficiency", "--compute", "--batch")
+        given = list(zip(names, self[1:], strict=True))
+        for name, value in given[1:]:
+            if value is not None and not self.is_meant:
                 raise InvalidValueError(name, value, "left out without --on or --device-peak")
-    for name, value in (("--device-peak", device_peak), ("--device-bandwidth", device_bandwidth)):
-        if on is not None and value is not None:
-            raise InvalidValueError(name, value, "left out beside --on, which has its own")
-    if device_peak is not None and device_bandwidth is None:
-        raise InvalidValueError(names[0], None, "given with --device-peak, such as 2039GB/s")
-    return absent
+        for name, value in given[:2]:
+            if value is not None and self.on is not None:
+                raise InvalidValueError(name, value, "left out beside --on, which has its own")
+        if self.device_peak is not None and self.device_bandwidth is None:
+            raise InvalidValueError(names[1], None, "given with --device-peak, such as 2039GB/s")
 
 
 class Here(NamedTuple):
-    """The options for a measurement on this machine.
+    """The options for a measurement on this machine."""
 
-    Attributes:
-        iterations: that are measured.
-        warmup: before them.
-        device: where; None: where the model is.
-        local: ranks of this machine; None: not asked for.
-    """
+    iterations: Annotated[int, typer.Option(help="Measured iterations.")] = 10
+    warmup: Annotated[int, typer.Option(help="Iterations before measuring.")] = 3
+    device: Annotated[
+        str | None, typer.Option(help="Such as cpu or cuda:0; where the model is otherwise.")
+    ] = None
+    local: Annotated[
+        int | None,
+        typer.Option(help="Profile on this many ranks of this machine at once, as in training."),
+    ] = None
 
-    iterations: int = 10
-    warmup: int = 3
-    device: str | None = None
-    local: int | None = None
+    def require_sound(self) -> None:
+        """Refuse counts out of range.
+
+        Raises:
+            InvalidValueError: names one.
+        """
+        for option, value, least in (
+            ("--iterations", self.iterations, 1),
+            ("--warmup", self.warmup, 0),
+        ):
+            if value < least:
+                raise InvalidValueError(option, value, f"an integer >= {least}")
 
     def require_unsaid(self) -> None:
         """Refuse every one of them, where nothing is measured.
@@ -132,33 +127,7 @@ class Here(NamedTuple):
                 raise InvalidValueError(f"--{name}", value, rule)
 
 
-_UNSAID = Here()
-
-
-def measured_here(
-    *,
-    iterations: Annotated[int, typer.Option(help="Measured iterations.")] = _UNSAID.iterations,
-    warmup: Annotated[int, typer.Option(help="Iterations before measuring.")] = _UNSAID.warmup,
-    device: Annotated[
-        str | None, typer.Option(help="Such as cpu or cuda:0; where the model is otherwise.")
-    ] = None,
-    local: Annotated[
-        int | None,
-        typer.Option(help="Profile on this many ranks of this machine at once, as in training."),
-    ] = None,
-) -> Here:
-    """Return what the options say.
-
-    Raises:
-        InvalidValueError: a count out of range.
-    """
-    for option, value, least in (("--iterations", iterations, 1), ("--warmup", warmup, 0)):
-        if value < least:
-            raise InvalidValueError(option, value, f"an integer >= {least}")
-    return Here(iterations, warmup, device, local)
-
-
-@grouped(here=measured_here, absent=absent_device)
+@grouped(here=Here, absent=Absent)
 def profile(
     *,
     builder: Annotated[
@@ -205,6 +174,8 @@ def profile(
 
       syncopate profile mymodels:build --device-peak 90TFLOPS --device-bandwidth 1TB/s
     """
+    here.require_sound()
+    absent.require_sound()
     if optimizer is not None:
         kind_named(optimizer)
     require_one_writer(json, ("--output", output))
@@ -273,8 +244,8 @@ def _roofline(absent: Absent) -> Roofline:
     else:
         device = Device(
             "a device given by hand",
-            {ANY: parse_peak("--device-peak", absent.peak or "")},
-            parse_peak("--device-bandwidth", absent.bandwidth or ""),
+            {ANY: parse_peak("--device-peak", absent.device_peak or "")},
+            parse_peak("--device-bandwidth", absent.device_bandwidth or ""),
             "given on the command line",
         )
     efficiency = EFFICIENCY if absent.efficiency is None else absent.efficiency

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -15,42 +15,34 @@ from syncopate.cli.common.timelines import table_options
 from syncopate.runs.defaults import LAST_REPLAYED, Table
 
 
-def there_options(
-    *,
+class There(NamedTuple):
+    """The options that say where a run is played."""
+
     on: Annotated[
         Path | None,
         typer.Option("--on", help="Play it on this cluster, from `syncopate calibrate`."),
-    ] = None,
+    ] = None
     network: Annotated[
         str | None,
         typer.Option(help=f"Play it on a typical network: {', '.join(NETWORKS)}."),
-    ] = None,
+    ] = None
     bandwidth: Annotated[
         str | None,
         typer.Option(help="Play it with links so many times as fast, as x2; or of a rate, as 10g."),
-    ] = None,
+    ] = None
     latency: Annotated[
         str | None,
         typer.Option(help="Play it with start-ups so many times as long, as x0.5; or of a time."),
-    ] = None,
-    servers: Annotated[
-        int | None, typer.Option(help="Play it with so many parameter servers.")
-    ] = None,
-) -> dict[str, Any]:
-    """Return where the options say that a run is played."""
-    return {
-        "on": None if on is None else load_cluster(on),
-        "network": network,
-        "bandwidth": bandwidth,
-        "latency": latency,
-        "servers": servers,
-    }
+    ] = None
+    servers: Annotated[int | None, typer.Option(help="Play it with so many parameter servers.")] = (
+        None
+    )
 
 
-@grouped(there=there_options, table=table_options)
+@grouped(there=There, table=table_options)
 def replay(
     *,
-    there: dict[str, Any],
+    there: There,
     table: Table,
     files: Annotated[
         list[Path],
@@ -99,11 +91,12 @@ def replay(
     """
     import syncopate
 
+    on = None if there.on is None else load_cluster(there.on)
     require_one_writer(json, ("--output", output))
     with progress_bar("replaying") as advance:
         found = syncopate.replay(
             *files,
-            **there,
+            **there._asdict() | {"on": on},
             cluster=None if cluster is None else load_cluster(cluster),
             recorded_servers=recorded_servers,
             last=last,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -95,7 +95,7 @@ def _machines(
         ),
     ] = None,
 ) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    return {
         "nodes": nodes,
         "gpus_per_node": gpus_per_node,
         "bandwidth": bandwidth,
@@ -105,7 +105,6 @@ def _machines(
         "batch": _profiles(batch, named=False),
         "levels": dict(map(_level, level or ())) or None,
     }
-    return {axis: given for axis, given in found.items() if given is not None}
 
 
 def _level(text: str) -> tuple[str, str]:
@@ -130,41 +129,31 @@ def _profiles(text: str | None, *, named: bool) -> list[Any] | None:
     return found
 
 
-def _how(
-    *,
+class How(NamedTuple):
+    """The options that say how gradients travel."""
+
     exchange: Annotated[
         str | None,
         typer.Option(
             help=f"{BEST}, or some of {', '.join(EXCHANGES)}; the best like DDP otherwise."
         ),
-    ] = None,
-    policy: Annotated[str | None, typer.Option(help="Of buckets, as best,wfbp,mg-wfbp.")] = None,
-    algorithm: Annotated[
-        str | None, typer.Option(help="Of every bucket, as ring,blueconnect.")
-    ] = None,
+    ] = None
+    policy: Annotated[str | None, typer.Option(help="Of buckets, as best,wfbp,mg-wfbp.")] = None
+    algorithm: Annotated[str | None, typer.Option(help="Of every bucket, as ring,blueconnect.")] = (
+        None
+    )
     wire_dtype: Annotated[
         str | None, typer.Option(help=f"Send gradients as none, {', '.join(WIRE_DTYPES)}.")
-    ] = None,
+    ] = None
     pull_period: Annotated[
         str | None, typer.Option(help="Pull weights every so many steps (SSD-SGD), as 0,1,4.")
-    ] = None,
+    ] = None
     servers: Annotated[
         str | None, typer.Option(help="Parameter servers, with --exchange served, as 1,2,4.")
-    ] = None,
+    ] = None
     local_sgd: Annotated[
         str | None, typer.Option(help="Average weights every so many steps, as 0,8.")
-    ] = None,
-) -> dict[str, str]:
-    found = {
-        "exchange": exchange,
-        "policy": policy,
-        "algorithm": algorithm,
-        "wire_dtype": wire_dtype,
-        "pull_period": pull_period,
-        "servers": servers,
-        "local_sgd": local_sgd,
-    }
-    return {axis: given for axis, given in found.items() if given is not None}
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -214,12 +203,12 @@ def _share(text: str) -> tuple[str, float]:
     return name.strip(), share
 
 
-@grouped(base=_base, machines=_machines, how=_how, asked=_asked)
+@grouped(base=_base, machines=_machines, how=How, asked=_asked)
 def whatif(
     *,
     base: _Base,
     machines: dict[str, Any],
-    how: dict[str, str],
+    how: How,
     asked: _Asked,
     file: Annotated[
         Path,
@@ -265,7 +254,8 @@ def whatif(
 
         require_html()
     found = trained(file, asked.samples)
-    study = _study(found, base, machines | how, asked)
+    vary = {axis: given for axis, given in (machines | how._asdict()).items() if given is not None}
+    study = _study(found, base, vary, asked)
     code = _run(study)
     result = study.result(_beside(found, study))
     _show(result, output, page, json)
