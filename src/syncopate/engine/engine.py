@@ -24,7 +24,8 @@ from syncopate.engine.checks.soundness import Sound
 from syncopate.engine.exchange import groups
 from syncopate.engine.exchange.base import Exchange
 from syncopate.engine.exchange.delay.iterations import count_iteration
-from syncopate.engine.exchange.kinds import exchange_for
+from syncopate.engine.exchange.kinds import KINDS, kind_for
+from syncopate.engine.exchange.layout import Layout
 from syncopate.engine.exchange.optimizers import Trained, trained_by
 from syncopate.engine.exchange.serving.servers import Servers
 from syncopate.engine.join import Join
@@ -476,7 +477,7 @@ class Engine:
         if self._exchange is not None:
             self._readiness.complete()
             self._exchange.leave()
-        self._exchange = exchange_for(
+        layout = Layout(
             plan,
             self._trainables,
             self.communicator,
@@ -484,7 +485,8 @@ class Engine:
             optimizers=self._optimizers,
             servers=self.servers,
         )
-        self._exchange.complete_by(self._readiness.complete)
+        layout.complete = self._readiness.complete
+        self._exchange = Exchange(KINDS[kind_for(plan, self.servers)], layout)
         self._readiness.install(self._exchange)
         self._plan = plan
         self.recording.adopted(plan, self.servers)

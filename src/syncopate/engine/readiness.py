@@ -445,7 +445,8 @@ class Readiness:
     def set_present(self, ranks: Sequence[int], *, alone: bool = False) -> None:
         """Note which ranks have gradients; ``alone`` divides sums by their number."""
         self._present = ranks
-        self.exchange.divide_by(len(ranks) if alone else self.communicator.world_size)
+        count = len(ranks) if alone else self.communicator.world_size
+        self.exchange.layout.scale = 1.0 / count
 
     def settle(self) -> None:
         """Finish a backward that raised half-way; the next forward would do it otherwise."""

@@ -101,7 +101,7 @@ class Said(NamedTuple):
 
 
 class Trailer:
-    """Writes and reads the trailer of the last bucket.
+    """Writes and reads what the ranks report with their gradients; subclasses say how it travels.
 
     Args:
         parameters: number of exchanged parameters.
@@ -111,8 +111,12 @@ class Trailer:
         dtype: element type that the trailer travels as.
 
     Attributes:
-        elements: how many elements the trailer needs.
+        elements: how many elements it needs.
+        rides: how many of them ride behind the last bucket.
+        puts: says whether buffers get the values that came along as soon as they are there.
     """
+
+    rides = 0
 
     def __init__(
         self,
@@ -139,6 +143,7 @@ class Trailer:
             flat = buffers.back_to_back(names)
             self._riders.append(flat if direct else flat.view(torch.uint8))
         self.elements = self._head + sum(rider.numel() for rider in self._riders)
+        self.puts: Callable[[], bool] = _always
         self._late: tuple[Tensor, torch.cuda.Event] | None = None
         self._template = torch.zeros(0)
         self._trailer = torch.zeros(0)
@@ -152,8 +157,16 @@ class Trailer:
             self._trailer[self._head :], [rider.numel() for rider in self._riders]
         )
 
-    def fill(self, note: Note) -> None:
-        """Write this rank's contribution, just before the last bucket is launched."""
+    @property
+    def averages(self) -> bool:
+        """Whether this rank has made averages of its sums when its note leaves."""
+        return False
+
+    def find_place(self, buckets: Sequence[BucketBuffers]) -> None:
+        """Take the memory behind the last bucket, where it rides there."""
+
+    def write(self, note: Note) -> None:
+        """Write this rank's report, just before the last bucket is launched."""
         head = self._trailer[: self._head]
         head.copy_(self._template)
         for index in note.unreached:
@@ -172,17 +185,23 @@ class Trailer:
         for place, rider in zip(self._places, self._riders, strict=True):
             place.copy_(rider)
 
-    def deliver(self, *, put: bool = True) -> None:
-        """Keep the source's value of every buffer in the trailer; the source has it already.
+    def send(self) -> None:
+        """Launch it behind the last bucket, unless it is on its way."""
 
-        Args:
-            put: whether the buffers themselves get it too.
+    def arrive(self) -> None:
+        """Wait for the ranks' reports; on a device the stream waits.
+
+        Raises:
+            CollectiveError: a rank is lost or late.
         """
+
+    def deliver(self) -> None:
+        """Keep the source's value of every buffer that came; the source has it already."""
         if self._rank == self._buffers.source:
             return
         for place, rider in zip(self._places, self._riders, strict=True):
             rider.copy_(place)
-        if put:
+        if self.puts():
             self._buffers.put(self._buffers.carried)
 
     def reached(self) -> list[bool]:
@@ -190,10 +209,14 @@ class Trailer:
         counts: list[float] = self._trailer[: self._parameters].tolist()
         return [count > 0 for count in counts]
 
-    def said(self) -> Said:
-        """Return the ranks' reports; on a CUDA device, those of the step before this one.
+    def hear(self) -> Said:
+        """Wait for the ranks' reports, and return them; then the last bucket has arrived too.
 
-        Reading this step's flags there would make the host wait for the device in every step.
+        On a CUDA device they are those of the step before this one: reading this step's flags there
+        would make the host wait for the device in every step.
+
+        Raises:
+            CollectiveError: a rank is lost or late.
         """
         flags = self._trailer[self._parameters : self._head]
         if flags.is_cuda:
@@ -206,62 +229,6 @@ class Trailer:
         failed = [rank for rank, flag in enumerate(counts[: self._world_size]) if flag == _FAILED]
         asking = [rank for rank, flag in enumerate(counts[: self._world_size]) if flag == _ASKS]
         return Said(failed, counts[self._world_size :], bool(appeared), asking)
-
-
-class Notes:
-    """Writes and reads what the ranks report with their gradients; subclasses say how it travels.
-
-    Args:
-        trailer: its form in memory.
-
-    Attributes:
-        rides: how many elements ride behind the last bucket.
-        puts: says whether buffers get the values that rode along as soon as they are there.
-    """
-
-    rides = 0
-
-    def __init__(self, trailer: Trailer) -> None:
-        self._trailer = trailer
-        self.puts: Callable[[], bool] = _always
-
-    @property
-    def averages(self) -> bool:
-        """Whether this rank has made averages of its sums when its note leaves."""
-        return False
-
-    def attach(self, buckets: Sequence[BucketBuffers]) -> None:
-        """Take the memory behind the last bucket, where they ride there."""
-
-    def write(self, note: Note) -> None:
-        """Write this rank's report, before the last bucket is launched."""
-        self._trailer.fill(note)
-
-    def send(self) -> None:
-        """Launch it behind the last bucket, unless it is on its way."""
-
-    def arrive(self) -> None:
-        """Wait for the ranks' reports; on a device the stream waits.
-
-        Raises:
-            CollectiveError: a rank is lost or late.
-        """
-
-    def hear(self) -> Said:
-        """Wait for the ranks' reports, and return them; then the last bucket has arrived too.
-
-        Raises:
-            CollectiveError: a rank is lost or late.
-        """
-        return self._trailer.said()
-
-    def reached(self) -> list[bool]:
-        """Return per parameter whether any rank's backward reached it."""
-        return self._trailer.reached()
-
-    def deliver(self) -> None:
-        """Keep the buffers that came in the trailer."""
-        self._trailer.deliver(put=self.puts())
 
 
 def _always() -> bool:

@@ -49,7 +49,7 @@ def _buffers(module: nn.Module) -> Buffers:
 def _exchange(
     dtype: torch.dtype, unreached: list[list[int]], failed: list[int], asking: list[int]
 ) -> list:
-    """Play the ranks in one process: fill every trailer, sum, deliver."""
+    """Play the ranks in one process: write every trailer, sum, deliver."""
     ranks = []
     for rank in range(RANKS):
         module = _Stateful(rank)
@@ -63,7 +63,7 @@ def _exchange(
     for step in range(2):  # the second exchange starts from what the first left behind
         for rank, (_, trailer, *_) in enumerate(ranks):
             fails = rank in failed and step == 1
-            trailer.fill(Note(unreached[rank], fails, forwards=100 * rank, asks=rank in asking))
+            trailer.write(Note(unreached[rank], fails, forwards=100 * rank, asks=rank in asking))
         total = reduce(torch.add, [memory for _, _, memory, _ in ranks])
         for _, trailer, memory, _ in ranks:
             memory.copy_(total)
@@ -99,7 +99,7 @@ def test_reached_failed_and_asking() -> None:
     for _, trailer, *_ in _exchange(torch.bfloat16, unreached, [1, 2], [0, 2]):
         assert trailer.reached() == [False, True, True, True]
         # One that failed has no time to ask.
-        assert trailer.said() == ([1, 2], [0, 100, 200], False, [0])
+        assert trailer.hear() == ([1, 2], [0, 100, 200], False, [0])
 
 
 def test_buffers_are_found_wherever_the_module_puts_them() -> None:
@@ -133,7 +133,7 @@ def test_a_buffer_that_changed_its_form_rides_no_more() -> None:
     sender.brains = torch.ones(9)
     sender.signs = torch.tensor([1, 2, 3], dtype=torch.int8)
     for _, _, trailer, _ in ranks:
-        trailer.fill(Note())
+        trailer.write(Note())
     total = ranks[0][3] + ranks[1][3]
     for _, _, trailer, memory in ranks:
         memory.copy_(total)
@@ -168,11 +168,11 @@ def test_buffers_of_a_module_that_had_none() -> None:
     buffers = Buffers(module)
     trailer = Trailer(1, 0, 1, buffers, torch.float32)
     trailer.attach(torch.zeros(trailer.elements))
-    trailer.fill(Note())
-    assert not trailer.said().appeared
+    trailer.write(Note())
+    assert not trailer.hear().appeared
     module.register_buffer("late", torch.ones(1))
-    trailer.fill(Note())
-    assert trailer.said().appeared
+    trailer.write(Note())
+    assert trailer.hear().appeared
     assert not Buffers(module, shared=False).kept
 
 
@@ -181,7 +181,7 @@ def test_delivery_is_no_modification_to_autograd() -> None:
     trailer = Trailer(1, 1, 2, _buffers(norm), torch.float32)
     trailer.attach(torch.zeros(trailer.elements))
     loss = norm(torch.randn(4, 3, requires_grad=True)).square().sum()
-    trailer.fill(Note())
+    trailer.write(Note())
     trailer.deliver()
     loss.backward()
     assert norm.running_mean.tolist() == [0.0, 0.0, 0.0]

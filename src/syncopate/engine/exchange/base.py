@@ -18,7 +18,7 @@ and launched its pulls. It does so before its next forward, step or other collec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -66,14 +66,6 @@ class Exchange:
     def state(self) -> OwnedState | None:
         """The state of optimizers, where each rank has its own part of it."""
         return self.update.state
-
-    def complete_by(self, complete: Callable[[], None]) -> None:
-        """Let ``complete`` finish the exchange of gradients that is under way."""
-        self.layout.complete = complete
-
-    def divide_by(self, ranks: int) -> None:
-        """Let averages be sums divided by ``ranks``."""
-        self.layout.scale = 1.0 / ranks
 
     # -- forward --------------------------------------------------------------------------------
 

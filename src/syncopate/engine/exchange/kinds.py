@@ -6,18 +6,11 @@ answers), add a row here, and its name to ``plan.EXCHANGES``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
-from torch.optim import Optimizer
-
 from syncopate.artifacts.plan import ALLREDUCE, DECOUPLED, ROOTED, SERVED, SHARDED, Plan
-from syncopate.collectives import Communicator
-from syncopate.engine.buckets import Trainable
-from syncopate.engine.exchange.base import Exchange
 from syncopate.engine.exchange.delay import averaged, behind_steps, periodic_pull
 from syncopate.engine.exchange.delay.shards import OwnMasters, UnmixedGradients
-from syncopate.engine.exchange.layout import Layout
 from syncopate.engine.exchange.model_buffers import InForward, InForwardAside, InStep, Kept
 from syncopate.engine.exchange.notes import RidingNotes, SentNotes
 from syncopate.engine.exchange.parts import Alike, Row, Whole
@@ -34,7 +27,6 @@ from syncopate.engine.exchange.serving.state import ServedState
 from syncopate.engine.exchange.shares import AtRoot, Elsewhere, Everywhere, Halves, Spread
 from syncopate.engine.exchange.update.deferral import DeferredUpdate
 from syncopate.engine.exchange.update.sharded_update import PieceUpdate
-from syncopate.engine.model.state import Buffers
 
 AVERAGED = "averaged"
 DELAYED = "sharded, delayed"
@@ -137,17 +129,3 @@ def kind_for(plan: Plan, servers: Servers | None = None) -> str:
     if plan.local_sgd is not None:
         return AVERAGED
     return plan.exchange if plan.delay is None else DELAYED
-
-
-def exchange_for(
-    plan: Plan,
-    trainables: Sequence[Trainable],
-    communicator: Communicator,
-    buffers: Buffers,
-    *,
-    optimizers: Sequence[Optimizer] = (),
-    servers: Servers | None = None,
-) -> Exchange:
-    """Return the exchange for ``plan``; arguments as :class:`Layout`'s."""
-    layout = Layout(plan, trainables, communicator, buffers, optimizers=optimizers, servers=servers)
-    return Exchange(KINDS[kind_for(plan, servers)], layout)

@@ -31,7 +31,7 @@ from syncopate.engine.exchange.optimizers import Trained, trained_by
 from syncopate.engine.exchange.serving.servers import Servers
 from syncopate.engine.model.state import Buffers
 from syncopate.engine.step import Ran, Sent
-from syncopate.engine.trailer import Notes
+from syncopate.engine.trailer import Trailer
 
 T = TypeVar("T")
 
@@ -121,7 +121,7 @@ class Layout:
         pulled_in: buckets of the plan in the order in which they are pulled.
         traffic: what the iteration launched.
         scale: averages are sums times this.
-        complete: finishes the exchange of gradients that is under way; set by the exchange.
+        complete: finishes the exchange of gradients that is under way; set by the engine.
         ending: what ends threads and takes hooks away, and waits for no rank.
     """
 
@@ -149,11 +149,13 @@ class Layout:
         self.ending.callback(self._let_go)
         self._trained: tuple[Trained, ...] | None = None
 
-    def allocate(self, owner: Callable[[Layout], Owner], notes: Callable[[Layout], Notes]) -> None:
+    def allocate(
+        self, owner: Callable[[Layout], Owner], notes: Callable[[Layout], Trailer]
+    ) -> None:
         """Allocate the buckets; ``owner`` decides where in them gradients lie."""
         self.owner, self.notes = owner(self), notes(self)
         self.buckets = build_buckets(self.plan, self.trainables, self.notes.rides, self.owner.place)
-        self.notes.attach(self.buckets)
+        self.notes.find_place(self.buckets)
         self.owner.cut(self.buckets)
         self.parts = tuple(chain(*(bucket.parts for bucket in self.buckets)))
         self.grads: list[Tensor] = [torch.empty(0)] * len(self.trainables)

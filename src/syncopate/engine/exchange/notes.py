@@ -15,11 +15,12 @@ from torch import Tensor
 from syncopate.engine.buckets import BucketBuffers, dtype_name
 from syncopate.engine.checks.agreement import explaining
 from syncopate.engine.exchange.layout import Layout, arrived
-from syncopate.engine.trailer import Notes, Said, Trailer
+from syncopate.engine.model.state import Buffers
+from syncopate.engine.trailer import Said, Trailer
 from syncopate.recipe import NATIVE, Recipe, wire_dtype_of
 
 
-class RidingNotes(Notes):
+class RidingNotes(Trailer):
     """A note behind the last bucket."""
 
     def __init__(self, layout: Layout) -> None:
@@ -28,15 +29,15 @@ class RidingNotes(Notes):
         # It rides with the last dtype of the last bucket.
         dtype = list(dict.fromkeys(map(dtype_name, carrier)))[-1]
         wire_dtype = getattr(torch, wire_dtype_of(dtype, layout.plan.wire_dtype))
-        super().__init__(_trailer(layout, wire_dtype))
-        self.rides = self._trailer.elements
+        super().__init__(*_form(layout), wire_dtype)
+        self.rides = self.elements
 
-    def attach(self, buckets: Sequence[BucketBuffers]) -> None:
+    def find_place(self, buckets: Sequence[BucketBuffers]) -> None:
         """Take the memory behind the last bucket."""
-        self._trailer.attach(buckets[-1].parts[-1].trailer)
+        self.attach(buckets[-1].parts[-1].trailer)
 
 
-class SentNotes(Notes):
+class SentNotes(Trailer):
     """A note as a message of its own.
 
     Args:
@@ -50,11 +51,11 @@ class SentNotes(Notes):
     """
 
     def __init__(self, layout: Layout, beside: int = 0) -> None:
-        super().__init__(_trailer(layout, torch.float32))
-        device, own = layout.trainables[0].parameter.device, self._trailer.elements
+        super().__init__(*_form(layout), torch.float32)
+        device, own = layout.trainables[0].parameter.device, self.elements
         self._layout, self._recipe = layout, _recipe(device)
         self._flat = torch.zeros(own + beside, dtype=torch.float32, device=device)
-        self._trailer.attach(self._flat)
+        self.attach(self._flat)
         self.beside = self._flat[own:]
         self.before: Callable[[], None] | None = None
         self._handle: Any = None
@@ -88,9 +89,9 @@ class SentNotes(Notes):
         return self._said
 
 
-def _trailer(layout: Layout, dtype: torch.dtype) -> Trailer:
+def _form(layout: Layout) -> tuple[int, int, int, Buffers]:
     ranks, count = layout.communicator, len(layout.trainables)
-    return Trailer(count, ranks.rank, ranks.world_size, layout.buffers, dtype)
+    return count, ranks.rank, ranks.world_size, layout.buffers
 
 
 def _recipe(device: torch.device) -> Recipe:

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from syncopate.engine.buckets import BucketBuffers
 from syncopate.engine.exchange.layout import Layout, Owner
 from syncopate.engine.exchange.update.optimizer_state import OwnedState
-from syncopate.engine.trailer import Note, Notes, Said
+from syncopate.engine.trailer import Note, Said, Trailer
 from syncopate.errors import EngineError
 
 Missing = Sequence[tuple[int, Tensor | None]]
@@ -217,7 +217,7 @@ class Row(NamedTuple):
     gradients: Callable[[Layout], Gradients]
     buffers: Callable[[Layout], ModelBuffers]
     local: Callable[[Layout], Local]
-    notes: Callable[[Layout], Notes]
+    notes: Callable[[Layout], Trailer]
 
 
 class Whole(Update):

@@ -33,7 +33,6 @@ from syncopate.engine.checkpoint import copied
 from syncopate.engine.checks.agreement import explaining
 from syncopate.engine.exchange import groups, parts
 from syncopate.engine.exchange.delay.iterations import expect_iterations, iterations_of
-from syncopate.engine.exchange.delay.loading import Watch
 from syncopate.engine.exchange.layout import Launched, Layout, arrived
 from syncopate.engine.exchange.model_buffers import InForward
 from syncopate.engine.exchange.notes import unsaid
@@ -41,6 +40,7 @@ from syncopate.engine.exchange.parts import Missing, Stepped
 from syncopate.engine.exchange.proxies.whole_gradients import WholeGradients
 from syncopate.engine.exchange.push.gathering import Gathering
 from syncopate.engine.exchange.push.reduced import Reduced
+from syncopate.engine.model.hooks import on_loading
 from syncopate.engine.trailer import Note, Said
 from syncopate.errors import EngineError
 
@@ -157,29 +157,16 @@ class WarmUpPush(parts.Push):
         return unsaid(self._ranks) if self._averages.local else self._reduced.wait()
 
 
-class OwnGradients(parts.Gradients):
+class OwnGradients(WholeGradients):
     """Every rank has every average in the warm-up, and its own gradient afterwards."""
 
-    ends_with_backward = True
-
     def __init__(self, layout: Layout) -> None:
-        self._averages, self._whole = layout.shared(Averages), WholeGradients(layout)
-
-    def adapt(self, entered: int | None = None) -> None:
-        """Take leave of gradients that the script keeps."""
-        self._whole.adapt(entered)
-
-    def restore(self, missing: Missing) -> None:
-        """Leave a gradient untouched that no rank reached; hand out the others."""
-        self._whole.restore(missing)
-
-    def handed_out(self) -> None:
-        """Let gradients of the script's own have the averages."""
-        self._whole.handed_out()
+        super().__init__(layout)
+        self._averages = layout.shared(Averages)
 
     def missing(self, indices: Sequence[int]) -> Missing:
         """Return them in the warm-up; a gradient of this rank's own stays as it is."""
-        return () if self._averages.local else self._whole.missing(indices)
+        return () if self._averages.local else super().missing(indices)
 
 
 class OwnSteps(parts.Update):
@@ -246,7 +233,7 @@ class OwnWeights(parts.Local):
 
     def __init__(self, layout: Layout) -> None:
         self._layout, self._averages = layout, layout.shared(Averages)
-        layout.ending.callback(Watch(layout.buffers.model, self).remove)
+        layout.ending.callback(on_loading(layout.buffers.model, self.loaded).remove)
 
     def loaded(self) -> None:
         """Note that the script loaded weights, the same on every rank."""

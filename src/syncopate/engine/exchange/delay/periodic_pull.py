@@ -17,7 +17,6 @@ from torch.optim import Optimizer
 from syncopate.engine.buckets import FlatBuffer, Message, in_turn
 from syncopate.engine.exchange import groups, parts
 from syncopate.engine.exchange.delay.deferred import Held
-from syncopate.engine.exchange.delay.loading import Watch
 from syncopate.engine.exchange.delay.local import Local
 from syncopate.engine.exchange.delay.rules import Hyper, hyper_of
 from syncopate.engine.exchange.delay.stages import Masters, Stages
@@ -28,6 +27,7 @@ from syncopate.engine.exchange.proxies import weights
 from syncopate.engine.exchange.pull.weights import Source
 from syncopate.engine.exchange.push import gathering
 from syncopate.engine.exchange.update.sharded_update import Beside
+from syncopate.engine.model.hooks import on_loading
 from syncopate.errors import EngineError
 
 Ranges = Sequence[tuple[int, int, Hyper]]
@@ -172,7 +172,7 @@ class LateWeights(parts.Local):
         self._weights = layout.shared(FlatWeights)
         self._masters = layout.shared(masters)
         layout.lend(self._stages, "masters", self._masters)
-        layout.ending.callback(Watch(layout.buffers.model, self).remove)
+        layout.ending.callback(on_loading(layout.buffers.model, self.loaded).remove)
 
     def loaded(self) -> None:
         """Note that the script loaded weights, the same on every rank: they are the global ones."""

@@ -25,7 +25,6 @@ from syncopate.engine.exchange.delay.stages import Stages
 from syncopate.engine.exchange.flat_weights import FlatWeights
 from syncopate.engine.exchange.layout import Layout, Work
 from syncopate.engine.exchange.notes import Ranks
-from syncopate.engine.exchange.parts import Gradients, Missing
 from syncopate.engine.exchange.proxies.partial_gradients import Partial, PartialGradients
 from syncopate.engine.exchange.push.gathering import Gathering
 from syncopate.engine.exchange.shares import Shares
@@ -123,19 +122,19 @@ class OwnMasters:
         return self._ranks.anyone(not local or any(each.masters_differ() for each in local))
 
 
-class UnmixedGradients(Gradients):
+class UnmixedGradients(PartialGradients):
     """Partial gradients that are never accumulated onto an average.
 
     Of an average a rank knows its own part, and not what its own gradient in there is.
     """
 
     def __init__(self, layout: Layout) -> None:
-        self._partial, self._held = PartialGradients(layout), layout.shared(Partial)
+        super().__init__(layout)
         self._stages = layout.shared(Stages)
 
     def adapt(self, entered: int | None = None) -> None:
         """Refuse to accumulate onto an average; on every rank."""
-        self._partial.adapt(entered)
+        super().adapt(entered)
         # Of what another rank owns zeros are left here, and what is added to them is this rank's.
         mine = {id(view.whole) for _, view in self._held.all() if view.own}
         carried = self._held.carried
@@ -145,15 +144,3 @@ class UnmixedGradients(Gradients):
                 "gradients of the step before are still there, and they are averages; the local "
                 "update needs this rank's own gradient. Call zero_grad() after each step"
             )
-
-    def missing(self, indices: Sequence[int]) -> Missing:
-        """Return them with the gradients they had."""
-        return self._partial.missing(indices)
-
-    def restore(self, missing: Missing) -> None:
-        """Remove the gradients of parameters that no rank reached and that had none before."""
-        self._partial.restore(missing)
-
-    def averaged(self) -> None:
-        """Note that gradients are averages from now on."""
-        self._partial.averaged()

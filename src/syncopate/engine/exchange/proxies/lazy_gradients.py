@@ -6,7 +6,7 @@ What a script may ask of it without waiting is in ``averages.py``.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from torch import Tensor
@@ -29,6 +29,7 @@ class AwaitedGradients(Gradients):
         self._layout = layout
         self._flights, self._squares = layout.shared(Flights), layout.shared(Squares)
         self._holders = layout.shared(Holders)
+        self.memory_of, self.later = self._flights.memory_of, self._flights.later
         trained = groups.trained_ids(*layout.optimizers)
         untrained = [each for each in layout.trainables if id(each.parameter) not in trained]
         self._untrained = {self._flights.key_of(each.index) for each in untrained}
@@ -82,14 +83,6 @@ class AwaitedGradients(Gradients):
     def index_of(self, gradient: Tensor) -> int | None:
         """Return the index of the parameter whose average comes to ``gradient``."""
         return self._index_of.get(id(gradient))
-
-    def memory_of(self, index: int) -> Tensor:
-        """Return the place of an average, without waiting for it."""
-        return self._flights.memory_of(index)
-
-    def later(self, index: int, action: Callable[[], object]) -> None:
-        """Do something to a gradient when it has arrived; now, where it has."""
-        self._flights.later(index, action)
 
     def square_of(self, index: int) -> Tensor | None:
         """Return the sum of squares of a gradient on its way; None where it must be looked at.

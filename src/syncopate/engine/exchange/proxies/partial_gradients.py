@@ -30,13 +30,13 @@ class Partial:
     """The partial gradients of an exchange, and what is known of them.
 
     Attributes:
-        averaged, carried, gathered, zeroed: see :class:`gradients.Owner`.
+        averaged, carried, gathered, zeroed, everyone: see :class:`gradients.Owner`.
         absent: indices of the parameters that this rank's last backward did not reach.
         settle: waits until a gradient may change that is on its way to servers.
     """
 
     def __init__(self, layout: Layout) -> None:
-        self._layout, self._ranks = layout, layout.shared(Ranks)
+        self._layout, self.everyone = layout, layout.shared(Ranks).everyone
         self.averaged = False
         self.zeroed, self.carried, self.gathered, self.absent = (set[int]() for _ in range(4))
         self.settle: Callable[[PartialGradient], None] = _nothing
@@ -72,14 +72,6 @@ class Partial:
     def complete(self) -> None:
         """Wait until the averages are there."""
         self._layout.complete()
-
-    def everyone(self, values: Tensor) -> Tensor:
-        """Return every rank's ``values``, one-dimensional, one rank a row; all ranks call it.
-
-        Raises:
-            CollectiveError: a rank is lost or late.
-        """
-        return self._ranks.everyone(values)
 
     def make_whole(self, gradient: PartialGradient) -> None:
         """Bring the averages of a flat buffer here from their owners; all ranks call it.

@@ -69,11 +69,11 @@ class SentGradient(PartialGradient):
             )
 
 
-class SentGradients(Gradients):
-    """Servers have the gradients."""
+class SentGradients(PartialGradients):
+    """Servers have the gradients, and may take zeros for those that a rank's backward left out."""
 
     def __init__(self, layout: Layout) -> None:
-        self._partial, self._held = PartialGradients(layout, SentGradient), layout.shared(Partial)
+        super().__init__(layout, SentGradient)
         self._submissions = layout.shared(Submissions)
         layout.lend(self._held, "settle", self._settle)
 
@@ -96,18 +96,6 @@ class SentGradients(Gradients):
                 )
         held.averaged = False
         held.zeroed.clear()
-
-    def missing(self, indices: Sequence[int]) -> Missing:
-        """Return them with the gradients they had; servers may take zeros for them."""
-        return self._partial.missing(indices)
-
-    def restore(self, missing: Missing) -> None:
-        """Remove the gradients of parameters that no rank reached and that had none before."""
-        self._partial.restore(missing)
-
-    def averaged(self) -> None:
-        """Note that servers have them."""
-        self._partial.averaged()
 
 
 class UntoldGradients(Gradients):

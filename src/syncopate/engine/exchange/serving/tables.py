@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from syncopate.collectives.store import Store
+from syncopate.engine.model.hooks import ModelHook
 from syncopate.errors import EngineError
 from syncopate.protocol.rules import STEPS, OptimizerRule
 
@@ -43,30 +44,6 @@ class Embedded(NamedTuple):
     modules: tuple[SPARSE, ...]
     optimizer: Optimizer
     group: dict[str, Any]
-
-
-class _Hook:
-    """A hook of one rank's model; copies of the model, however made, have one that does nothing."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
-
-    def __call__(self, *args: Any) -> Any:
-        return self._function(*args)
-
-    def __deepcopy__(self, memo: Any) -> Callable[..., None]:
-        return _nothing
-
-    def __reduce__(self) -> Any:
-        return _no_hook, ()
-
-
-def _no_hook() -> Callable[..., None]:
-    return _nothing
-
-
-def _nothing(*_: Any) -> None:
-    """Do what a hook of a copied model does."""
 
 
 class Tables:
@@ -102,10 +79,10 @@ class Tables:
             for module in table.modules:
                 self._hooks += (
                     module.register_forward_pre_hook(
-                        _Hook(self._bringing(table)), with_kwargs=True
+                        ModelHook(self._bringing(table)), with_kwargs=True
                     ),
                     module.register_state_dict_pre_hook(  # type: ignore[no-untyped-call]
-                        _Hook(self._renewing(table))
+                        ModelHook(lambda *_, table=table: self._renew(table))
                     ),
                 )
         self._declared = True
@@ -136,10 +113,6 @@ class Tables:
                 self._bring(table, torch.unique(asked.detach().cpu()))
 
         return bring
-
-    def _renewing(self, table: Embedded) -> Callable[..., None]:
-        """Return what brings all rows."""
-        return lambda *_: self._renew(table)
 
     def _renew(self, table: Embedded) -> None:
         self._bring(table, torch.arange(len(table.weight)))

@@ -1,0 +1,51 @@
+"""Hooks: what torch calls for one rank's model, and not for copies of it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+
+class ModelHook:
+    """A hook of a module; torch's copies of the module, however made, have one that does nothing.
+
+    Args:
+        function: is called; None: nothing is.
+    """
+
+    def __init__(self, function: Callable[..., Any] | None = None) -> None:
+        # torch.compile has no business in it.
+        self._function: Any = torch.compiler.disable(function) if function else None  # type: ignore
+
+    def __call__(self, *args: Any) -> Any:
+        """Call the function, if there is one."""
+        return None if self._function is None else self._function(*args)
+
+    def __deepcopy__(self, memo: Any) -> ModelHook:
+        return ModelHook()
+
+    def __reduce__(self) -> Any:
+        return ModelHook, ()
+
+
+def on_loading(model: nn.Module, loaded: Callable[[], None]) -> RemovableHandle:
+    """Call a method when weights were loaded into ``model``, by it or a module around it.
+
+    Args:
+        model: whose ``load_state_dict`` is watched.
+        loaded: a method, whose object is held weakly.
+    """
+    known = weakref.WeakMethod(loaded)
+
+    def tell(*_: object) -> None:
+        if (call := known()) is not None:
+            call()
+
+    held: Any = model
+    handle: RemovableHandle = held.register_load_state_dict_post_hook(ModelHook(tell))
+    return handle
