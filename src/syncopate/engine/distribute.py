@@ -114,7 +114,7 @@ def distribute(
     ``syncopate``, its :class:`~syncopate.engine.engine.Engine` (:class:`Distributed`). Parameters
     and buffers become rank 0's. Every backward ends with gradients averaged over the ranks: views
     of communication buffers, so copy one that is to survive the next. Every training forward
-    outside ``no_sync`` begins with rank 0's buffers.
+    begins with rank 0's buffers; with ``no_sync`` the first one of an accumulation does.
 
     Without a plan, training measures itself on the way and settles on the fastest of several plans,
     which the next run starts with. Where steps become slower later, it measures again. It logs what

@@ -204,13 +204,13 @@ class Readiness:
         if self._counted:
             self._exchange_buffers()
         else:
-            self.forward_alone()
+            self.forward_alone(accumulates=training and self.paused)
         self._step.forward_start = self._stamp()
 
-    def forward_alone(self) -> None:
+    def forward_alone(self, *, accumulates: bool = False) -> None:
         """Begin a forward that meets no other rank."""
-        if not self.paused and graph_task_id() == NO_BACKWARD:
-            self._module_buffers.put_late()
+        if graph_task_id() == NO_BACKWARD:
+            self._module_buffers.put_late(own=accumulates)
 
     def forward_ends(self, outputs: Sequence[Tensor], *, bypassed: bool = False) -> None:
         """Watch what ``forward`` returned for the backward to come; local where it was bypassed."""

@@ -204,10 +204,16 @@ class Pair:
                 )
         identical_everywhere(self.model.parameters())
         if buffers:
-            identical_everywhere(self.model.buffers())
+            identical_everywhere(buffers_of_a_forward(self.model))
 
     def close(self) -> None:
         self.model.syncopate.detach()
+
+
+def buffers_of_a_forward(model: Any) -> list[Tensor]:
+    """Return the buffers that a forward now begins with; until then they are each rank's own."""
+    model.syncopate.forward_alone()
+    return list(model.buffers())
 
 
 def identical_everywhere(tensors: Iterable[Tensor]) -> None:

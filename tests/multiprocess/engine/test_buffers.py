@@ -13,6 +13,7 @@ from torch.ao.quantization import MinMaxObserver, PerChannelMinMaxObserver
 from syncopate.engine.distribute import distribute
 from tests.multiprocess.engine.cases import (
     TIMEOUT_S,
+    buffers_of_a_forward,
     data,
     identical_everywhere,
     plan_of,
@@ -72,6 +73,21 @@ def _seen_alike(model: Any, expected: dict[str, Any] | None = None) -> None:
         assert everyone[0][name].tolist() == value, name
 
 
+def _own_until_a_forward(rank: int) -> None:
+    """Behind a step every rank has its own buffers, and an evaluation begins with rank 0's."""
+    model, optimizer = _trained(_Witness())
+    for step in range(3):
+        _step(model, optimizer, rank, step)
+        means: list[Any] = [None] * 2
+        dist.all_gather_object(means, model.body[1].running_mean)
+        assert not torch.equal(*means)
+        if step == 1:
+            with torch.no_grad():
+                model.eval()(data(rank, 60, 4, 8))
+            assert torch.equal(model.body[1].running_mean, means[0])
+    model.syncopate.detach()
+
+
 def _written(rank: int) -> None:
     model, optimizer = _trained(_Witness())
     norm = model.body[1]
@@ -88,7 +104,6 @@ def _written(rank: int) -> None:
             lambda: model.body(data(rank, 50, 4, 8)),
         ):
             _step(model, optimizer, rank, step)
-            identical_everywhere([norm.running_mean, norm.num_batches_tracked, model.steps])
             values = {f"body.1.{key}": value for key, value in norm._buffers.items()}
             before = {name: value.clone() for name, value in values.items()}
             if rank in writers:
@@ -99,7 +114,8 @@ def _written(rank: int) -> None:
             if 0 in writers:
                 _seen_alike(model, own if rank == 0 else None)
             else:
-                _seen_alike(model, {name: value.tolist() for name, value in before.items()})
+                kept = {name: value.tolist() for name, value in before.items()}
+                _seen_alike(model, kept if rank == 0 else None)
             step += 2
     model.syncopate.detach()
 
@@ -115,7 +131,8 @@ def _after_no_sync(rank: int) -> None:
                 model(data(rank, 10 * step + micro, 4, 8)).square().mean().backward()
         own = model.body[1].running_mean.tolist()
         _step(model, optimizer, rank, 10 * step + 9)
-        _seen_alike(model, {"body.1.running_mean": own} if rank == 0 else None)
+        # A rank that has accumulated goes on with its own; one that has not begins with rank 0's.
+        assert model.seen["body.1.running_mean"].tolist() == own
         # A forward without a backward, and what begins after it.
         model(data(rank, step, 4, 8))
         own = model.body[1].running_mean.tolist()
@@ -172,7 +189,7 @@ def _forms(rank: int) -> None:
     # A new plan carries them in their new forms.
     model.syncopate.install(plan_of(model, 2, [6]))
     _step(model, optimizer, rank, 90)
-    identical_everywhere([model.steps, model.table, model.later, *model.body.buffers()])
+    identical_everywhere(buffers_of_a_forward(model))
     model.syncopate.detach()
 
 
@@ -293,6 +310,7 @@ def _ignored(rank: int) -> None:
         (loss + extra).backward()
         assert model.tied.bias.grad.tolist() == [1.0 + rank] * 2
         assert model.extra.weight.grad.is_sparse
+        buffers_of_a_forward(model)
         identical_everywhere([model.body[0].weight.grad, model.body[1].running_var])
         optimizer.step()
     means: list[Any] = [None, None]
@@ -302,6 +320,7 @@ def _ignored(rank: int) -> None:
 
 
 CASES = (
+    _own_until_a_forward,
     _own_buffers,
     _ignored,
     _written,

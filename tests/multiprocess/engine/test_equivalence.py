@@ -17,6 +17,7 @@ from syncopate.planning.registry import POLICIES
 from syncopate.schedules import registry
 from tests.multiprocess.engine.cases import (
     TIMEOUT_S,
+    buffers_of_a_forward,
     convnet,
     identical_everywhere,
     plan_of,
@@ -75,7 +76,7 @@ def _sweep(rank: int, world_size: int) -> int:
             torch.testing.assert_close(
                 parameter, dict(reference.named_parameters())[name], rtol=1e-4, atol=1e-5
             )
-        identical_everywhere([*model.parameters(), *model.buffers()])
+        identical_everywhere([*model.parameters(), *buffers_of_a_forward(model)])
     return len(runs)
 
 

@@ -29,7 +29,14 @@ from syncopate.errors import (
     UnknownNameError,
 )
 from syncopate.recipe import Recipe
-from tests.multiprocess.engine.cases import TIMEOUT_S, average, data, identical_everywhere, plan_of
+from tests.multiprocess.engine.cases import (
+    TIMEOUT_S,
+    average,
+    buffers_of_a_forward,
+    data,
+    identical_everywhere,
+    plan_of,
+)
 from tests.multiprocess.harness import run_ranks
 
 WORLD_SIZE = 2
@@ -332,7 +339,7 @@ def _survives(rank: int, world_size: int) -> None:
             _step(model, optimizer, rank, 1)
         _Bomb.armed = False
         _step(model, optimizer, rank, 2)
-        identical_everywhere([*model.parameters(), *model.buffers()])
+        identical_everywhere([*model.parameters(), *buffers_of_a_forward(model)])
         # One rank fails: the others learn which, and no rank steps on half a gradient.
         _Bomb.armed = rank == 1
         before = [p.detach().clone() for p in model.parameters()]
@@ -347,7 +354,7 @@ def _survives(rank: int, world_size: int) -> None:
         with pytest.raises(ZeroDivisionError), model.no_sync():
             raise ZeroDivisionError
         _step(model, optimizer, rank, 5)
-        identical_everywhere([*model.parameters(), *model.buffers()])
+        identical_everywhere([*model.parameters(), *buffers_of_a_forward(model)])
         _as_without(model, twin, rank, (0, 2, 5))
         model.syncopate.detach()
     _fails_behind_the_last_launch(rank, world_size)

@@ -26,6 +26,7 @@ from tests.children import HANGS_S
 from tests.multiprocess.engine.cases import (
     TIMEOUT_S,
     average,
+    buffers_of_a_forward,
     data,
     identical_everywhere,
     plan_of,
@@ -253,7 +254,7 @@ def _changed_on_one_rank(rank: int) -> None:
         with pytest.raises(EngineError, match="backward failed on rank 1"):
             _train(model, optimizer, rank, 1)
     _train(model, optimizer, rank, 2)
-    identical_everywhere([*model.parameters(), *model.buffers()])
+    identical_everywhere([*model.parameters(), *buffers_of_a_forward(model)])
     _averages_rightly(model, rank, data(rank, 0, 4, 8))
     model.syncopate.detach()
 

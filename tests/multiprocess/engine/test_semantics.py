@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from tests.multiprocess.engine.cases import (
     Pair,
     average,
+    buffers_of_a_forward,
     data,
     identical_everywhere,
     mlp,
@@ -160,7 +161,8 @@ def _mixed_dtypes(rank: int) -> None:
 
             pair.run(train)
             pair.check(tolerance=1e-2, buffers=False)
-            # Small buffers are rank 0's after backward, large ones when the next forward begins.
+            # Small buffers came with the gradients, large ones travel when the next forward begins.
+            buffers_of_a_forward(pair.model)
             identical_everywhere([pair.model.begun, pair.model.mask, pair.model.steps])
             assert pair.model.steps.tolist() == [step + 1, (step + 1) * 2**40, -7 * (step + 1)]
         weight = pair.model.conv.weight
@@ -196,7 +198,7 @@ def _buffers(rank: int) -> None:
     pair.model[1].running_mean = torch.full((8,), float(rank))
     pair.model.train()
     pair.model(data(rank, 5, 4, 8)).sum().backward()
-    identical_everywhere(pair.model.buffers())
+    identical_everywhere(buffers_of_a_forward(pair.model))
     pair.close()
 
 
@@ -212,7 +214,7 @@ def _double_forward(rank: int) -> None:
     expected = average(p.grad for p in reference.parameters())
     for parameter, gradient in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, gradient)
-    identical_everywhere([*model.buffers(), *(p.grad for p in model.parameters())])
+    identical_everywhere([*buffers_of_a_forward(model), *(p.grad for p in model.parameters())])
     pair.close()
 
 

@@ -23,6 +23,9 @@ THEMES = (
     "threads",
     "around",
     "elsewhere",
+    "hooks",
+    "loops",
+    "changes",
 )
 
 _A_2_NORM = {"": 1e-5}
@@ -53,13 +56,6 @@ ALLOWED |= dict.fromkeys(
 BY_BITS = ("storages", "printed")
 """Programs that look at bytes or digits: they are run on two ranks, where bits are the same."""
 
-NOT_BY = {"buffers_between_steps": {"all-reduced", IN_TURNS}}
-"""Program -> the plans by which it sees something else.
-
-All-reduced buckets bring rank 0's buffers to all ranks with the gradients, DDP with the next
-forward.
-"""
-
 
 def _programs(theme: str) -> list[Any]:
     programs: list[Any] = importlib.import_module(f"tests.multiprocess.programs.{theme}").PROGRAMS
@@ -74,7 +70,7 @@ def _plans(place: int, name: str, ranks: int) -> list[str]:
         if asked
         else {plans[place % len(plans)], plans[(3 * place + ranks) % len(plans)]}
     )
-    return sorted(chosen - NOT_BY.get(name, set()))
+    return sorted(chosen)
 
 
 asked = os.environ.get("PROGRAMS", "").split(",") if os.environ.get("PROGRAMS") else []

@@ -26,6 +26,7 @@ from syncopate.recipe import NATIVE
 from syncopate.schedules import registry
 from tests.multiprocess.engine.cases import (
     TIMEOUT_S,
+    buffers_of_a_forward,
     convnet,
     data,
     identical_everywhere,
@@ -156,7 +157,7 @@ def _trains_like_ddp(rank: int, world_size: int) -> int:
             torch.testing.assert_close(
                 mine, theirs, rtol=1e-4, atol=1e-5, msg=lambda m, n=name, p=plan: f"{p} {n}: {m}"
             )
-        identical_everywhere([*model.parameters(), *model.buffers()])
+        identical_everywhere([*model.parameters(), *buffers_of_a_forward(model)])
     model.syncopate.detach()
     return len(plans)
 

@@ -1,6 +1,7 @@
 """Model buffers: when every rank gets the buffers of one, such as normalisation's statistics.
 
-``InForward``: as in DDP, a training forward begins with rank 0's buffers, as they are then.
+``InForward``: as in DDP, a training forward begins with rank 0's buffers, as they are then, and
+until then every rank has its own. Where gradients accumulate, the first forward begins so.
 ``InStep``: the ranks agree at the end of a step, and forwards meet no other rank. ``Kept``: every
 rank keeps its own.
 """
@@ -12,14 +13,19 @@ from syncopate.engine.exchange.layout import Layout
 from syncopate.engine.exchange.parts import ModelBuffers, Stepped
 
 
-def agree(layout: Layout, channel: int = 0) -> None:
+def agree(layout: Layout, channel: int = 0, *, leave_own: bool = False) -> None:
     """Let all ranks have rank 0's buffers; all ranks call it.
+
+    Args:
+        layout: of the exchange.
+        channel: where they agree.
+        leave_own: leave a rank its own where it has accumulated gradients with them.
 
     Raises:
         CollectiveError: a rank is lost or late.
     """
     with explaining():
-        layout.buffers.refresh(layout.communicator, channel)
+        layout.buffers.refresh(layout.communicator, channel, leave_own=leave_own)
 
 
 class InForward(ModelBuffers):
@@ -27,6 +33,7 @@ class InForward(ModelBuffers):
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
+        layout.lend(layout.notes, "puts", self._puts)
 
     @property
     def meets_in_forward(self) -> bool:
@@ -35,7 +42,13 @@ class InForward(ModelBuffers):
 
     def forward_begins(self) -> None:
         """Exchange buffers with all ranks, which begin a forward too."""
-        agree(self._layout)
+        agree(self._layout, leave_own=True)
+
+    def _puts(self) -> bool:
+        """Let the next forward put the buffers that came in place; until then they stay."""
+        buffers = self._layout.buffers
+        buffers.late = self._layout.communicator.rank != buffers.source
+        return False
 
 
 class InForwardAside(InForward):
@@ -45,17 +58,10 @@ class InForwardAside(InForward):
         super().__init__(layout)
         self._channel = layout.plan.channels if layout.buffers.exchanged else 0
         layout.communicator.widen(self._channel + 1)
-        layout.lend(layout.notes, "puts", self._note)
 
     def forward_begins(self) -> None:
         """Exchange buffers with all ranks, which begin a forward too."""
-        agree(self._layout, self._channel)
-
-    def _note(self) -> bool:
-        """Let the next forward put the buffers that came in place; until then they stay."""
-        buffers = self._layout.buffers
-        buffers.late = self._layout.communicator.rank != buffers.source
-        return False
+        agree(self._layout, self._channel, leave_own=True)
 
 
 class InStep(ModelBuffers):

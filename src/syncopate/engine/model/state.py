@@ -1,10 +1,10 @@
 """State: the module's buffers, and bringing tensors of every rank to one rank's values.
 
 [Note: Whose buffers a forward begins with]
-Every training forward outside ``no_sync`` begins with rank 0's buffers. Rank 0's values ride along
-at the end of each synchronised backward (:mod:`syncopate.engine.trailer`), and every rank keeps a
-copy
-of them. What happens to a buffer afterwards is found by comparing it with the copy, byte by byte:
+Every training forward outside ``no_sync`` begins with rank 0's buffers, unless gradients were
+accumulated before it. Rank 0's values ride along at the end of each synchronised backward
+(:mod:`syncopate.engine.trailer`), and every rank keeps a copy of them. What happens to a buffer
+afterwards is found by comparing it with the copy, byte by byte:
 an evaluation in training mode, a reset, a forward without a backward, a tensor of another shape or
 none in its place. Version counters would not do, because batch normalisation does not count its
 own writes. A rank puts its copy back where its own buffers differ, and needs no other rank for
@@ -16,7 +16,9 @@ A forward that meets no other rank, an evaluation, begins with what rode along, 
 one behind the step: so all ranks evaluate alike, as under DDP.
 
 Inside ``no_sync`` nothing is exchanged, so that ranks may run different numbers of micro-batches
-there: every rank goes on with its own.
+there. As under DDP the first of them begins with rank 0's buffers, those that rode along. From then
+on a rank has its own, also in the forward that ends the accumulation; only what did not ride along
+becomes rank 0's there.
 """
 
 from __future__ import annotations
@@ -81,6 +83,7 @@ class Buffers:
         kept: the source's values, by name, as they were last agreed on.
         carried: names of those that ride along with the last bucket.
         late: whether those came, and wait in :attr:`kept` for the next forward.
+        own: whether a forward has accumulated gradients with this rank's own since ranks agreed.
     """
 
     def __init__(
@@ -93,7 +96,7 @@ class Buffers:
     ) -> None:
         self.source = 0
         self.carried: tuple[str, ...] = ()
-        self.late = False
+        self.late = self.own = False
         self.kept: dict[str, Tensor] = {}
         self.model = model
         self._device = torch.device(device)
@@ -128,17 +131,21 @@ class Buffers:
             return False
         return _has_buffers(self.model) and bool(self._look())
 
-    def refresh(self, communicator: Communicator, channel: int = 0) -> None:
+    def refresh(
+        self, communicator: Communicator, channel: int = 0, *, leave_own: bool = False
+    ) -> None:
         """Begin a training forward: every rank calls it, and has the source's buffers afterwards.
 
         Args:
             communicator: joins the ranks.
             channel: where they agree.
+            leave_own: leave carried buffers of a rank that has :attr:`own` ones as they are.
 
         Raises:
             CollectiveError: a rank is lost or late.
         """
-        self.late = False
+        leave_own = leave_own and self.own
+        self.late = self.own = False
         if not self._forms or communicator.world_size == 1:
             return
         here = communicator.rank == self.source
@@ -156,22 +163,26 @@ class Buffers:
         tensors = [self.kept[name] for name in names]
         broadcast_tensors(communicator, tensors, self.source, channel)
         if not here:
-            self._restore(forms)
+            self._restore(forms, self.loose if leave_own else list(self.kept))
 
     def restore(self) -> None:
         """Give this rank's buffers the values and forms last agreed on; no communication."""
         if self._forms:
-            self._restore(self._look())
+            self._restore(self._look(), list(self.kept))
 
-    def _restore(self, forms: Forms) -> None:
-        """Do so, where this rank's buffers have ``forms``."""
+    def _restore(self, forms: Forms, names: Sequence[str]) -> None:
+        """Do so for ``names``, where this rank's buffers have ``forms``; all of other forms."""
         if forms != self._forms:
             self._conform(forms)
         else:
-            self.put(self.kept, replace=True)
+            self.put(names, replace=True)
 
-    def put_late(self) -> None:
-        """Give this rank's buffers what came along with the last gradients, once."""
+    def put_late(self, *, own: bool = False) -> None:
+        """Give this rank's buffers what came along with the last gradients, once.
+
+        They are its :attr:`own` from then on, where ``own`` says so.
+        """
+        self.own = self.own or own
         if self.late:
             self.late = False
             self.put(self.carried)

@@ -227,6 +227,10 @@ class OwnBuffers(InForward):
         else:
             super().forward_begins()
 
+    def _puts(self) -> bool:
+        """Put what came in place at once: a rank's own steps may follow."""
+        return True
+
 
 class OwnWeights(parts.Local):
     """Each rank has weights of its own, and their average is that of all ranks."""
