@@ -32,6 +32,7 @@ MOST_WORKERS = 4
 _RANKS = "tests/multiprocess"
 _AS_SAID = "test_the_engine_does_what_algorithms_1_and_2_say"
 _LIKE_DDP = "test_every_policy_and_algorithm_trains_like_ddp"
+_LABELLED = "tests/unit/analysis/labelled/test_labelled.py"
 _SERVED = f"{_RANKS}/exchange/serving/test_served.py"
 
 FULL = {
@@ -148,6 +149,10 @@ FULL = {
     "tests/unit/cli/test_record.py::test_what_was_written": "processes that are killed",
     "tests/unit/tracing/test_trace_file.py::TestThinning::test_a_bound_on": "long runs",
     "tests/unit/benchmarks/test_scripts.py::test_every_benchmark": "every benchmark",
+    **{
+        f"{_LABELLED}::test_drawn_trainings[{begin}": "drawn trainings"
+        for begin in range(28, 252, 56)
+    },
     "tests/unit/calibration/racks/test_racks.py::TestSearch::test_any_ratio": "drawn cases",
     "tests/unit/costs/test_beyond_samples.py::test_no_plan": "drawn cases",
     "tests/unit/planning/whatif/test_study.py": "every answer of a sweep",

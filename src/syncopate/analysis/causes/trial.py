@@ -236,7 +236,10 @@ class Trial:
                 continue
             least_s = WORTH / 2 * self.played_s
             matter = [one for one, s in zip(same, last_s, strict=True) if s - all_s >= least_s]
-            found.append(tuple(matter or same))
+            rest += matter
+            (left_s,) = self._lasting([rest]).mean(axis=1).tolist()
+            most = none_s - left_s >= _ALONE * (none_s - all_s)
+            found.append(tuple(matter if most else same))
         return found
 
     def _shared_out(self, groups: Sequence[tuple[Part, ...]]) -> list[Cause]:

@@ -10,7 +10,7 @@ import numpy as np
 from syncopate.analysis import sweep
 from syncopate.analysis.intervals import Interval, near, without
 from syncopate.analysis.phases import COMPUTATION
-from syncopate.artifacts.timelines.spans import Mask, Numbers, Spans
+from syncopate.artifacts.timelines.spans import LANES, Mask, Numbers, Spans
 from syncopate.artifacts.timelines.spans import Times as Seconds
 
 SEAM_S = 2e-5
@@ -18,6 +18,11 @@ SEAM_S = 2e-5
 
 _BESIDE = 0.1
 """Computation that overlaps the one before by less than this part of it follows it."""
+
+_SHORT = 0.01
+"""A shorter part of an iteration's backward does not say when its gradients were there."""
+
+_BACKWARD = LANES.index("backward")
 
 
 class Pieces(NamedTuple):
@@ -122,3 +127,15 @@ def _merged(stretches: Iterator[_Piece]) -> list[_Piece]:
         else:
             found.append(one)
     return found
+
+
+def backward_ends_s(pieces: Pieces) -> tuple[Numbers, Seconds]:
+    """Return iterations, and when all gradients of each were there."""
+    mine = pieces.lane == _BACKWARD
+    lasts_s = pieces.end_s[mine] - pieces.start_s[mine]
+    numbers, of = np.unique(pieces.iteration[mine], return_inverse=True)
+    whole_s = np.bincount(of, lasts_s, len(numbers))
+    ends_s = np.full(len(numbers), np.nan)
+    long = lasts_s >= _SHORT * whole_s[of]
+    ends_s[of[long]] = pieces.end_s[mine][long]  # of several the last
+    return numbers, ends_s

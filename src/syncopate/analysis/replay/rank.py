@@ -38,8 +38,9 @@ from syncopate.analysis.collectives import Collectives
 from syncopate.analysis.intervals import Interval, common_s, union
 from syncopate.analysis.path import CHANNEL_S
 from syncopate.analysis.phases import stalling
-from syncopate.analysis.replay.pieces import SEAM_S, pieces_of
+from syncopate.analysis.replay.pieces import SEAM_S, backward_ends_s, pieces_of
 from syncopate.analysis.replay.turns import in_turn
+from syncopate.artifacts.timeline import PAUSES
 from syncopate.artifacts.timelines.spans import LANES, Mask, Numbers, coded
 from syncopate.artifacts.timelines.spans import Times as Seconds
 
@@ -53,8 +54,8 @@ _LATE_S = 2e-3
 _MOSTLY = 0.75
 """What a rank does with so many messages of a name, it does with all."""
 
-_SHORT = 0.01
-"""A shorter part of an iteration's backward does not say when its gradients were there."""
+_HARDLY = 0.02
+"""A rank that computes for less than this part of a wait stands still."""
 
 
 class Run(NamedTuple):
@@ -164,6 +165,8 @@ class Rank:
         self._run, self._origin_s = run, run.origin_s
         self._late_s = max(_LATE_S, run.off_s)
         self._channel_s = max(CHANNEL_S, run.off_s)
+        pauses = spans.in_lanes("wait") & spans.named(PAUSES)
+        self._paused_s = np.sort(spans.end_s[pauses])
         stalls = sweep.union(spans, stalling(spans))
         self._pieces = pieces = pieces_of(spans, stalls)
         self._start_s = pieces.start_s
@@ -265,11 +268,21 @@ class Rank:
         there = np.flatnonzero((sent.lane == PUSH) & (at < len(self._start_s)))
         on, begun_s = at[there], sent.start_s[there]
         waits = self._pieces.iteration[on] == sent.iteration[there]
-        waits &= (self._free_s[on] <= begun_s + SEAM_S) & (begun_s < self._start_s[on])
+        waits &= self._hardly_computed(begun_s, on) & (begun_s < self._start_s[on])
         waits &= self._start_s[on] <= over_s[there] + self._channel_s
         found = np.full(len(over_s), -1)
         found[there[waits]] = on[waits]
         return self._mostly(found)
+
+    def _hardly_computed(self, begun_s: Seconds, on: Numbers) -> Mask:
+        """Say whether next to nothing was computed from some moments on until some tasks."""
+        lasts_s = np.append(self._pieces.end_s - self._start_s, 0.0)
+        before_s = np.cumsum(np.append(0.0, lasts_s))
+        at = np.searchsorted(self._start_s, begun_s, "right") - 1
+        until_s = np.where(at >= 0, np.append(self._pieces.end_s, 0.0)[at], begun_s)
+        computed_s = before_s[on] - before_s[at + 1] + np.maximum(until_s - begun_s, 0.0)
+        least_s = _HARDLY * (self._start_s[on] - begun_s)
+        return np.asarray(computed_s <= np.maximum(least_s, SEAM_S))
 
     def _following(self) -> Numbers:
         """Return the message that was over when each began, with nothing in between; -1: none.
@@ -397,6 +410,8 @@ class Rank:
         sent, begun_s = self._messages, self._messages.start_s
         channel = coded([sent.lane, sent.name]) if self._run.by_turns else sent.channel
         computed_s = self._free_s[np.searchsorted(self._start_s, begun_s, "right")]
+        place = np.searchsorted(self._paused_s, begun_s + SEAM_S, "right")
+        computed_s = np.maximum(computed_s, np.append(-np.inf, self._paused_s)[place])
         idle_s = begun_s - computed_s
         before, ends_s, ended_by = in_turn(
             begun_s,
@@ -418,7 +433,7 @@ class Rank:
             before[mine[late]], free_s[mine[late]] = one[late], over_s[late]
             np.minimum.at(ends_s, one[late], over_s[late])
         self._over_s = ends_s
-        held = (before >= 0) & (begun_s - free_s <= np.maximum(self._channel_s, idle_s))
+        held = (before >= 0) & (begun_s - free_s <= np.maximum(self._channel_s, idle_s / 2))
         number = np.where(own >= 0, sent.iteration[own], sent.iteration)
         ready_s = np.where(held, self._held_ready_s(number), begun_s)
         ready_s[held] = np.minimum(ready_s, computed_s)[held]
@@ -440,7 +455,7 @@ class Rank:
             number: the iteration whose gradients each has, or is of.
         """
         begun_s = self._messages.start_s
-        numbers, all_there_s = self._backward_ends_s()
+        numbers, all_there_s = backward_ends_s(self._pieces)
         place = np.minimum(np.searchsorted(numbers, number), max(len(numbers) - 1, 0))
         ready_s = begun_s.copy()
         if len(numbers):
@@ -467,17 +482,6 @@ class Rank:
         same = (last >= 0) & (self._messages.name[found] == self._messages.name[pulls])
         own[pulls[same]] = found[same]
         return own
-
-    def _backward_ends_s(self) -> tuple[Numbers, Seconds]:
-        """Return iterations, and when all gradients of each were there."""
-        mine = self._pieces.lane == BACKWARD
-        lasts_s = self._pieces.end_s[mine] - self._start_s[mine]
-        numbers, of = np.unique(self._pieces.iteration[mine], return_inverse=True)
-        whole_s = np.bincount(of, lasts_s, len(numbers))
-        ends_s = np.full(len(numbers), np.nan)
-        long = lasts_s >= _SHORT * whole_s[of]
-        ends_s[of[long]] = self._pieces.end_s[mine][long]  # of several the last
-        return numbers, ends_s
 
 
 def _messages(found: Collectives, rows: Numbers) -> tuple[Numbers, _Messages, Seconds]:

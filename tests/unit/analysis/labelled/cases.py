@@ -44,7 +44,7 @@ class Case:
 
 
 class Verdict(NamedTuple):
-    """What explain said of a case.
+    """Whether explain was right of a case.
 
     Attributes:
         case: which.
@@ -63,6 +63,12 @@ class Verdict(NamedTuple):
     blamed: bool
     abstains: tuple[str, ...]
     said: str
+
+    @property
+    def may_abstain(self) -> bool:
+        """Whether it abstains for a reason that there is."""
+        said = any("now on one rank and now on another" in why for why in self.abstains)
+        return said and any(fault.anywhere for fault in self.case.faults)
 
 
 def explained(case: Case, folder: Path) -> tuple[Explanation, float, list[float]]:
@@ -87,7 +93,8 @@ def judged(case: Case, folder: Path) -> Verdict:
     named = [one for one in found.causes if one.kind not in ("transfers", "pipeline")]
     every = found.causes[:1]
     rows = list(zip(case.faults, each_s, strict=True))
-    wanted = [f for f, s in rows if s > WORTH * found.iteration_s]
+    worth_s = WORTH * found.iteration_s
+    wanted = [f for f, s in rows if s > worth_s and cost_s > worth_s]
     worst = max(each_s, default=0.0)
 
     def fits(cause: object, fault: Fault) -> bool:
@@ -208,7 +215,9 @@ FAULTS: dict[str, Draw] = {
     "now and then": lambda of, luck: [
         wrong.now_and_then(*some(of, luck), luck.uniform(1.6, 3.0), luck.choice((2, 3, 4)))
     ],
-    "unequal": lambda of, luck: [wrong.unequal(luck.uniform(0.1, 0.4), luck.randrange(99))],
+    "unequal": lambda of, luck: [
+        wrong.unequal(luck.uniform(0.1, 0.4), luck.randrange(99), lambda r: of.place(r)[1])
+    ],
     "wandering": lambda of, luck: [wrong.wandering(of.ranks, luck.uniform(1.5, 2.5))],
     "slow end": lambda of, luck: [wrong.slow_end(*some(of, luck), luck.uniform(2, 8))],
     "slow group": lambda of, luck: (

@@ -40,6 +40,8 @@ class Fault:
         title: in words.
         kinds: what explain may call it.
         ranks: whose it is; empty: of none, or of all.
+        anywhere: whether it comes now on one rank and now on another, and nothing says why: then
+            explain may abstain for that reason.
         factor: how many times as long computation takes, by rank, iteration, lane, micro-batch.
         input_s: how much later input is, by rank and iteration.
         pause: what a rank does else at a place of an iteration: ``"input"``, ``"backward"`` or
@@ -52,6 +54,7 @@ class Fault:
     title: str
     kinds: frozenset[str]
     ranks: frozenset[int] = frozenset()
+    anywhere: bool = False
     factor: Callable[[int, int, str, int], float] = _as_long
     mended: Callable[[int, int, str, int], float] = _as_long
     input_s: Callable[[int, int], float] = _at_once
@@ -89,6 +92,7 @@ def wandering(count: int, by: float) -> Fault:
     return Fault(
         f"one rank after the other computes {by:.2f}x as long",
         frozenset({"batches", "pause"}),
+        anywhere=True,
         factor=lambda r, i, lane, m: by if (i * 7 + 3) % count == r else 1.0,
         mended=lambda r, i, lane, m: 1 + (by - 1) / count,
     )
@@ -128,19 +132,20 @@ def collections(lasts_s: float, chance: float, noted: bool, seed: int) -> Fault:
         f"ranks collect garbage for {lasts_s * 1e3:.0f} ms in {chance:.0%} of iterations"
         + ("" if noted else ", unnoted"),
         frozenset({"garbage collection"} if noted else {"pause", "batches"}),
+        anywhere=not noted,
         pause=pause,
     )
 
 
-def unequal(spread: float, seed: int) -> Fault:
-    """Each micro-batch of each rank's replica has a length of its own."""
+def unequal(spread: float, seed: int, replica: Callable[[int], int]) -> Fault:
+    """Each micro-batch of each replica has a length of its own."""
     return Fault(
         f"batches differ by {spread:.0%}",
         frozenset({"batches"}),
         factor=lambda r, i, lane, m: (
             1.0
             if lane == "update"
-            else max(1 + spread * _luck("batch", seed, r, i, m).gauss(0, 1), 0.3)
+            else max(1 + spread * _luck("batch", seed, replica(r), i, m).gauss(0, 1), 0.3)
         ),
     )
 
