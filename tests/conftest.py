@@ -162,6 +162,36 @@ FULL = {
     f"{_RANKS}/checkpoints/test_files.py": "every file of a checkpoint",
     "tests/unit/simulation/test_reproduce_table_2.py::test_every_cell": "what papers did",
     "tests/unit/zoo/test_zoo.py::TestDigits::test_resnet20": "a training to its end",
+    f"{_RANKS}/c10d/test_training.py::test_powersgd_of_several_buckets_keeps_the_ranks_alike[3": (
+        "many ranks"
+    ),
+    f"{_RANKS}/c10d/test_training.py::test_programs_train_as_over_gloo[ddp-args1": "every hook",
+    f"{_RANKS}/c10d/test_training.py::test_programs_train_as_over_gloo[ddp-args2": "every hook",
+    f"{_RANKS}/c10d/test_training.py::test_programs_train_as_over_gloo[fsdp2-args5": "every way",
+    f"{_RANKS}/c10d/test_units.py::test_four_ranks": "many ranks",
+    f"{_RANKS}/engine/test_published.py::test_each_rank_publishes_its_own_figures[s": (
+        "every exchange"
+    ),
+    f"{_RANKS}/engine/test_replan.py::test_a_link": "every reason to plan again",
+    f"{_RANKS}/exchange/serving/test_groups.py::test_groups_train_on_servers_as_in_one_process[a": (
+        "SGD is in a newcomer's run"
+    ),
+    f"{_RANKS}/exchange/serving/test_tables.py::test_tables_train_as_in_one_process[a": (
+        "SGD is in a newcomer's run"
+    ),
+    f"{_RANKS}/exchange/serving/test_tables.py::test_tables_on_asynchronous": "every rule",
+    f"{_RANKS}/paramserver/test_again.py::test_a_job_that_ended": "jobs that are started again",
+    f"{_RANKS}/paramserver/test_again.py::test_all_that_is_killed_goes_on_from_the_last_step_with_the"
+    "_same_bits[steps1": "jobs that are killed twice",
+    f"{_RANKS}/paramserver/test_narrow.py::test_digits": "a training to its end",
+    f"{_RANKS}/paramserver/test_narrow.py::test_servers_add_what_travelled_in_the_gradients_own_type["
+    "float16": "bfloat16 is in a newcomer's run",
+    f"{_RANKS}/paramserver/test_silence.py::test_a_scheduler_killed_twice": "faults",
+    f"{_RANKS}/paramserver/test_silence.py::test_a_server_that_was_stopped_goes_on_and_leaves_no_trace"
+    "[False": "faults",
+    "tests/unit/cli/test_record.py::test_processes_that_load_data": "jobs of many processes",
+    "tests/unit/protocol/test_exactly_once.py::test_a_network_that_loses_nothing_needs_no_message_"
+    "twice[slow": "networks of every speed",
 }
 """What a newcomer's run leaves out, by the beginnings of their names, and what is there.
 

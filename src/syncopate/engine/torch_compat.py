@@ -12,7 +12,7 @@ others. What each is for:
 * ``without_overrides``: a block in which tensors that wait for their values do not wait: what reads
   no value.
 * ``is_tracing``, ``is_transformed``: whether a trace or ``torch.func`` computes, which exchange
-  nothing.
+  nothing. ``not_traced``: a block that a trace does not hold.
 * ``storage_holders``: how many hold a memory: whether a view of it is kept.
 * ``step_hooks``: of an optimizer, in their order, which decides who sees whole gradients.
 * ``unscale``: what ``GradScaler`` calls on gradients.
@@ -27,7 +27,8 @@ Beside these, classes of a model and of parameters are exchanged by ``__class__`
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -45,6 +46,7 @@ __all__ = [
     "graph_task_id",
     "is_tracing",
     "is_transformed",
+    "not_traced",
     "on_compilation",
     "step_hooks",
     "storage_holders",
@@ -56,6 +58,7 @@ NO_BACKWARD = -1
 """What ``graph_task_id`` returns outside of every backward."""
 
 _create_work_from_future: Any = getattr(_distributed_c10d, "_create_work_from_future")  # noqa: B009
+_set_tracing_state: Any = getattr(torch._C, "_set_tracing_state")  # noqa: B009
 graph_task_id: Callable[[], int] = torch._C._current_graph_task_id
 without_overrides: Callable[[], Any] = torch._C.DisableTorchFunctionSubclass
 is_tracing: Callable[[], bool] = torch._C._is_tracing
@@ -84,6 +87,17 @@ def finished_work(result: Any) -> Any:
 def is_transformed() -> bool:
     """Say whether a trace or a transform of ``torch.func`` computes."""
     return is_tracing() or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+@contextmanager
+def not_traced() -> Iterator[None]:
+    """Keep what happens inside out of the trace that is being made, if there is one."""
+    state = torch._C._get_tracing_state()
+    _set_tracing_state(None)
+    try:
+        yield
+    finally:
+        _set_tracing_state(state)
 
 
 def storage_holders(storage: torch.UntypedStorage) -> int:

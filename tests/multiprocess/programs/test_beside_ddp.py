@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 import time
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
@@ -25,7 +26,14 @@ from syncopate.engine.distribute import distribute
 from syncopate.engine.exchange import flat_weights as base
 from syncopate.errors import EngineError
 from tests.children import HANGS_S
-from tests.multiprocess.engine.cases import Pair, data, mlp, noted, plan_of
+from tests.multiprocess.engine.cases import (
+    Pair,
+    buffers_of_a_forward,
+    data,
+    mlp,
+    noted,
+    plan_of,
+)
 from tests.multiprocess.harness import Cases, run_ranks
 
 EXCHANGES = ("allreduce", "sharded")
@@ -399,8 +407,12 @@ def _traces_and_transforms(rank: int, exchange: str) -> None:
         model: Any = pair.model
         model.eval()
         if step == 0:
-            traced = torch.jit.trace(model, x)
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", torch.jit.TracerWarning)
+                traced = torch.jit.trace(model, x)
             torch.testing.assert_close(traced(x), copy.deepcopy(model)(x))
+            assert "copy_" not in str(traced.inlined_graph)
+        buffers_of_a_forward(model)
         held = {name: value.detach() for name, value in model.named_parameters()}
         expected = copy.deepcopy(model)
         expected(x).sum().backward()

@@ -84,6 +84,22 @@ def test_traces_and_transforms_are_seen():
     assert seen == [(False, False), (False, True), (True, True)]
 
 
+def test_a_trace_does_not_hold_what_it_is_kept_out_of():
+    held = torch.zeros(2)
+
+    def forward(x):
+        with compat.not_traced():
+            assert not compat.is_tracing()
+            held.add_(1)
+        return x * held
+
+    traced = torch.jit.trace(forward, torch.ones(2), check_trace=False)
+    assert traced(torch.ones(2)).tolist() == [1.0, 1.0]
+    assert held.tolist() == [1.0, 1.0]
+    with compat.not_traced():
+        assert not compat.is_tracing()
+
+
 def test_views_count_as_holders_of_a_memory():
     tensor = torch.ones(4)
     alone = compat.storage_holders(tensor.untyped_storage())

@@ -36,7 +36,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.dlpack import from_dlpack
 
-from syncopate.engine.torch_compat import is_tracing, is_transformed
+from syncopate.engine.torch_compat import is_tracing, is_transformed, not_traced
 from syncopate.errors import EngineError
 
 _ENGINE = "_syncopate_engine"
@@ -312,7 +312,9 @@ def _exchanging(original: type) -> Callable[..., Any]:
         engine = self.__dict__[_ENGINE].engine
         if not torch.is_grad_enabled() or is_transformed():
             if is_tracing():
-                engine.ready()  # a trace holds what is there, and no waits
+                with not_traced():  # a trace holds what is there then, and no waits
+                    engine.ready()
+                    engine.forward_alone()
             elif not is_transformed():
                 engine.forward_alone()
             return original.__call__(self, *args, **kwargs)

@@ -132,8 +132,8 @@ def reads(rank: int, world_size: int) -> None:
             plan=plan_of(model, world_size, exchange=exchange),
             timeout_s=TIMEOUT_S,
         )
-        held = model.syncopate.readiness.exchange
-        held.communicator = Held(held.communicator)
+        layout = model.syncopate.readiness.exchange.layout
+        layout.communicator = Held(layout.communicator)
         reference = sgd(alone.parameters())
         for step, (name, read) in enumerate(READS.items()):
             for trained, made, ranks in (
