@@ -5,6 +5,7 @@ file             what it decides
 ===============  ===================================================================================
 ``member``       a server's or worker's side: join, heartbeats, a silent scheduler
 ``members``      what a scheduler knows of each
+``admission``    which processes a scheduler lets in, and in whose place
 ``scheduler``    the scheduler's side: ranks, addresses, lost nodes, when the job is over
 ``incarnation``  how often a run went on after all its workers were gone, and from which step
 ``successor``    the scheduler's side of that: who takes part, and the step

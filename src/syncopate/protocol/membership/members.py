@@ -34,6 +34,18 @@ class Member(msgspec.Struct):
     figures: msg.Figures = msg.Figures()
 
 
+class Members(dict[str, Member]):
+    """All members of a job, by their tokens."""
+
+    def all(self, role: str) -> list[Member]:
+        """Return those of ``role``."""
+        return [member for member in self.values() if member.register.role == role]
+
+    def of(self, role: str, state: str) -> list[Member]:
+        """Return those of ``role`` that are in ``state``."""
+        return [member for member in self.all(role) if member.state == state]
+
+
 class Seated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A member of a job that is complete, as a scheduler keeps it on disk.
 

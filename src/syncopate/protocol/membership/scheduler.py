@@ -14,9 +14,10 @@ from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Action, Peer
 from syncopate.protocol.limits import Limits, was_cut_off
+from syncopate.protocol.membership.admission import Admission, assign
 from syncopate.protocol.membership.incarnation import FIRST_LIFE, Incarnation
 from syncopate.protocol.membership.member import REGISTER_S
-from syncopate.protocol.membership.members import Member, Seated, member_of
+from syncopate.protocol.membership.members import Member, Members, Seated, member_of
 from syncopate.protocol.membership.successor import Successor
 from syncopate.protocol.messages import SERVER, WORKER, Refusal
 
@@ -73,15 +74,13 @@ class SchedulerMachine:
         self._over_s: float | None = None
         self._last_words: msg.Message = msg.Finish()
         self._parting: set[str] = set()
-        self._job = job
-        self._run = run
+        self._job, self._run = job, run
         self._wanted = {SERVER: servers, WORKER: workers}
         self._limits = limits
-        self._members: dict[str, Member] = {}
-        self._asked_s: dict[str, float] = {}
+        self._members = Members({each.token: member_of(job, each) for each in seated or ()})
+        self._admission = Admission(job, run, self._members, limits)
+        self._all, self._of = self._members.all, self._members.of
         self._complete = bool(seated)
-        for known in seated or ():
-            self._members[known.token] = member_of(job, known)
         self._began_s: float | None = None
         # Whether no worker was heard since this scheduler came back: [Note: incarnations].
         self._alone = self._complete and all(m.register.durable for m in self._all(SERVER))
@@ -217,7 +216,7 @@ class SchedulerMachine:
         """Gather new workers, and servers with what they have on disk; [Note: incarnations]."""
         servers = self._all(SERVER)
         self._successor = Successor(self.seated, self.incarnation)
-        self._members = {}
+        self._members.clear()
         self._alone = self._complete = False
         self._began_s = now_s
         return _sends(servers, msg.Again())
@@ -257,8 +256,14 @@ class SchedulerMachine:
 
     def _part(self, peer: Peer, message: msg.Message, now_s: float) -> list[Action]:
         """Answer nodes that did not hear that the job is over."""
-        if isinstance(message, msg.Register) and message.run == self._run:
-            self._take_place(message, peer, now_s)
+        # A server that was killed, and comes back to a job that is over, hears the end.
+        if (
+            isinstance(message, msg.Register)
+            and message.run == self._run
+            and (taken := self._admission.take_place(peer, message, now_s)) is not None
+        ):
+            self._parting.discard(taken[0])
+            self._parting.add(message.token)
         token = getattr(message, "token", "")
         if token not in self._members:
             raise Refusal(msg.OTHER_RUN, "the job is over")
@@ -269,27 +274,8 @@ class SchedulerMachine:
             return [act.Send(peer, msg.Left(max(member.rank, 0)))]
         return [act.Send(peer, self._last_words)]
 
-    def _take_place(self, register: msg.Register, peer: Peer, now_s: float) -> None:
-        """Let a server that was killed, and comes back to a job that is over, hear the end."""
-        for token, member in list(self._members.items()):
-            if member.register.role == register.role == SERVER and member.rank == register.rank:
-                del self._members[token]
-                self._members[register.token] = Member(register, peer, now_s, member.rank)
-                self._parting.discard(token)
-                self._parting.add(register.token)
-
-    def _require_of_job(self, register: msg.Register) -> None:
-        if register.protocol != msg.PROTOCOL:
-            reason = f"protocol version {register.protocol}; this job speaks {msg.PROTOCOL}"
-            raise Refusal(msg.UNKNOWN, reason)
-        if register.job != self._job:
-            raise Refusal(msg.OTHER_RUN, f"job {register.job!r}; the job here has another name")
-        if register.run not in ("", self._run):
-            reason = f"state of run {register.run}; this is another run: give an empty folder"
-            raise Refusal(msg.OTHER_RUN, reason)
-
     def _enter(self, peer: Peer, register: msg.Register, now_s: float) -> list[Action]:
-        self._require_of_job(register)
+        self._admission.require_of_job(register)
         member = self._members.get(register.token)
         if member is not None:
             member.peer, member.heard_s = peer, now_s
@@ -298,10 +284,13 @@ class SchedulerMachine:
             return [_heard(peer)]  # it registers again
         if self._complete:
             return self._return(peer, register, now_s)
-        if register.role == SERVER and not self._has_turn(register, now_s):
-            return []  # it registers again
+        if register.role == SERVER:
+            if self._successor is not None:
+                self._successor.require(register)
+            if not self._admission.has_turn(register, now_s):
+                return []  # it registers again
         if len(self._of(register.role, "here")) == self._wanted[register.role]:
-            if self._predecessor(register) is not None:
+            if self._admission.predecessor(register, complete=self._complete) is not None:
                 return []  # it registers again: until the first is given up, or all are there
             reason = f"there are {self._wanted[register.role]} {register.role}s already"
             raise Refusal(msg.UNKNOWN, reason)
@@ -318,58 +307,24 @@ class SchedulerMachine:
         self._complete = True
         self.changes += 1
         for role in self._wanted:
-            self._assign(self._of(role, "here"))
+            assign(self._of(role, "here"))
         for member in self._members.values():
             member.heard_s = now_s
         return self._welcome(list(self._members.values()))
 
-    def _has_turn(self, register: msg.Register, now_s: float) -> bool:
-        """Say whether a server may enter now, in the place of one that is gone if there is one.
-
-        A node that comes from the address of one that is here, or wants its rank, may be the same
-        that was killed while the job gathers. By the rank alone that is open until the one that is
-        here is heard again, and so is another, or was silent for long, and so is gone.
-
-        Raises:
-            Refusal: the job goes on, and the server has no part in that.
-        """
-        if self._successor is not None:
-            self._successor.require(register)
-        alike = [
-            member
-            for member in self._of(SERVER, "here")
-            if register.address == member.register.address != ""
-            or register.rank == member.register.rank >= 0
-        ]
-        if not alike:
-            return True
-        elder = min(alike, key=lambda member: member.heard_s)
-        asked_s = self._asked_s.setdefault(register.token, now_s)
-        gone = now_s - elder.heard_s > self._limits.silence_s / 2
-        if gone or register.address == elder.register.address != "":
-            del self._members[elder.register.token]
-            return True
-        return elder.heard_s > asked_s
-
     def _return(self, peer: Peer, register: msg.Register, now_s: float) -> list[Action]:
         """Let a server that was killed take its place again, with its state if it had any yet."""
-        before = self._predecessor(register)
+        before = self._admission.predecessor(register, complete=self._complete)
         if register.role != SERVER or (register.run != self._run and before is None):
             raise Refusal(msg.UNKNOWN, "the job is complete; no process may join it any more")
-        for token, member in self._members.items():
-            if member.register.role == SERVER and member.rank == register.rank:
-                del self._members[token]
-                back = Member(register, peer, now_s, member.rank)
-                self._members[register.token] = back
-                self.changes += 1
-                moved = msg.Moved(back.rank, register.address)
-                workers = self._of(WORKER, "here")
-                return [
-                    *self._welcome([back]),
-                    *self._missed(back),
-                    *_sends(workers, moved),
-                ]
-        raise Refusal(msg.UNKNOWN, f"there is no server {register.rank}")
+        taken = self._admission.take_place(peer, register, now_s)
+        if taken is None:
+            raise Refusal(msg.UNKNOWN, f"there is no server {register.rank}")
+        back = taken[1]
+        self.changes += 1
+        moved = msg.Moved(back.rank, register.address)
+        workers = self._of(WORKER, "here")
+        return [*self._welcome([back]), *self._missed(back), *_sends(workers, moved)]
 
     def _missed(self, member: Member) -> list[Action]:
         """Say again what a member may not have heard."""
@@ -380,28 +335,6 @@ class SchedulerMachine:
         else:
             news = [msg.Moved(s.rank, s.register.address) for s in self._all(SERVER)]
         return [action for each in news for action in _sends([member], each)]
-
-    def _predecessor(self, register: msg.Register) -> Member | None:
-        """Return the server in whose place one without state may come, that had none yet either."""
-        if register.role != SERVER or not register.durable or register.rank < 0:
-            return None
-        for member in self._of(SERVER, "here"):
-            rank = member.rank if self._complete else member.register.rank
-            if rank == register.rank and member.register.durable and not member.settled:
-                return member
-        return None
-
-    def _assign(self, members: list[Member]) -> None:
-        """Give every member the rank it wants, or else the lowest that is free."""
-        free = set(range(len(members)))
-        for member in members:
-            if member.register.rank in free:
-                member.rank = member.register.rank
-                free.remove(member.rank)
-        for member in members:
-            if member.rank < 0:
-                member.rank = min(free)
-                free.remove(member.rank)
 
     def _welcome(self, members: list[Member]) -> list[Action]:
         servers = {m.rank: m.register.address for m in self._all(SERVER)}
@@ -478,12 +411,6 @@ class SchedulerMachine:
         if not self._complete:
             usual_s = max(usual_s, _REGISTERS * REGISTER_S)
         return silent_s if member.state == "here" and silent_s > usual_s else 0.0
-
-    def _all(self, role: str) -> list[Member]:
-        return [m for m in self._members.values() if m.register.role == role]
-
-    def _of(self, role: str, state: str) -> list[Member]:
-        return [m for m in self._all(role) if m.state == state]
 
     @staticmethod
     def _name(member: Member) -> str:
