@@ -115,9 +115,9 @@ artefact with all its rules, what a user can ask of a training, the states of a 
 of a first run."""
 MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 8
-WRITERS = ("syncopate/output.py", "lab/launch.py", "lab/state.py")
-"""Modules that may write files by themselves: the one that does it for all, one that sets kernel
-parameters, and one whose file is locked before it has its name."""
+WRITERS = ("syncopate/output.py", "lab/launch.py", "background/process.py", "lab/state.py")
+"""Modules that may write files by themselves: the one that does it for all, two that tell the
+kernel something of a process, and one whose file is locked before it has its name."""
 WRITING = {"write_text", "write_bytes", "rename", "mkstemp", "NamedTemporaryFile", "copyfile"}
 """Names of functions that write files, or put one in the place of another."""
 

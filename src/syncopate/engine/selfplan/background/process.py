@@ -5,6 +5,12 @@ A search takes as long as many steps do. On a thread it would take the interpret
 at every operation; between two steps it would be a pause. So rank 0 starts a process that knows
 nothing of torch, at a low priority, and hands it pure functions with what they need: the answers
 come while the training goes on. Where no process can be started, rank 0 does the work itself.
+
+[Note: priority of the session]
+Linux may share processors between sessions first, and count a process's niceness within its session
+only (``sched_autogroup_enabled``, man 7 sched). Launchers give each rank a session. In that of rank
+0 the process would take what rank 0 leaves while it waits for the others, and they would be late.
+So it has a session of its own, which is nice as well.
 """
 
 from __future__ import annotations
@@ -13,7 +19,6 @@ import contextlib
 import os
 import pickle
 import pkgutil
-import signal
 import subprocess
 import sys
 import threading
@@ -24,7 +29,7 @@ from typing import Any, BinaryIO
 from syncopate.errors import PlanError, SyncopateError
 
 NICENESS = 10
-"""Added to the priority of the process: about a tenth of a processor where others want it all."""
+"""How nice the process and its session are: a tenth of a processor where others want it all."""
 
 Answer = tuple[Any, str | None]
 """What a function returned, and why it did not."""
@@ -42,7 +47,9 @@ class PlannerProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env=_environment(),
+                start_new_session=True,  # it ends with the rank that asks: with its questions
             )
+            _make_nice(self._process.pid)
 
     def run(self, work: str, *arguments: object) -> Future[Any]:
         """Begin ``work(*arguments)``; return what will have its result, or its error.
@@ -97,6 +104,13 @@ class PlannerProcess:
                     stream.close()
 
 
+def _make_nice(pid: int) -> None:
+    """Let a process that leads its session give way to others, from its first instruction on."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, pid, os.getpriority(os.PRIO_PROCESS, pid) + NICENESS)
+        Path(f"/proc/{pid}/autogroup").write_text(str(NICENESS))
+
+
 def _settle(future: Future[Any], answer: Answer) -> None:
     result, refused = answer
     if refused is None:
@@ -136,6 +150,4 @@ def serve(questions: BinaryIO, answers: BinaryIO) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with the rank that asks
-    os.nice(NICENESS)
     serve(sys.stdin.buffer, sys.stdout.buffer)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from syncopate.engine.selfplan.background.process import PlannerProcess, serve
+from syncopate.engine.selfplan.background.process import NICENESS, PlannerProcess, serve
 from syncopate.errors import PlanError
 from tests.children import environment
 
@@ -36,6 +36,17 @@ def test_another_process_answers_one_after_the_other(aside: PlannerProcess) -> N
     assert pid != os.getpid()
     assert three == 3
     assert aside.run("os:getpid").result(WITHIN_S) == pid
+
+
+def test_it_gives_way_to_every_session(aside: PlannerProcess) -> None:
+    pid = aside.run("os:getpid").result(WITHIN_S)
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert os.getpriority(os.PRIO_PROCESS, pid) == min(own + NICENESS, 19)
+    assert os.getsid(pid) == pid
+    group = Path(f"/proc/{pid}/autogroup")
+    if not group.exists():
+        pytest.skip("this kernel does not share processors between sessions")
+    assert group.read_text().split()[-2:] == ["nice", str(NICENESS)]
 
 
 def test_it_knows_nothing_of_torch_even_when_it_has_planned(aside: PlannerProcess) -> None:
