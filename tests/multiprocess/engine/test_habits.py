@@ -22,6 +22,7 @@ from tests.multiprocess.engine.cases import (
     TIMEOUT_S,
     Pair,
     average,
+    buffers_of_a_forward,
     data,
     identical_everywhere,
     mlp,
@@ -140,6 +141,7 @@ def _compiled(rank: int) -> None:
     for compiled in (lambda model: torch.compile(model, backend=backend), in_place, first):
         pair = Pair(rank, _Net, sizes=[2, 4])
         wrapped = compiled(pair.model)
+        distributed = wrapped if compiled is first else pair.model
         for step in range(2):
             for model, optimizer in (
                 (wrapped, pair.optimizer),
@@ -148,10 +150,11 @@ def _compiled(rank: int) -> None:
                 optimizer.zero_grad()
                 model(data(rank, step, 4, 8)).square().mean().backward()
                 optimizer.step()
-            pair.check()
+            pair.check(buffers=False)
+            identical_everywhere(buffers_of_a_forward(distributed))
         assert graphs
         graphs.clear()
-        (wrapped if compiled is first else pair.model).syncopate.detach()
+        distributed.syncopate.detach()
         torch._dynamo.reset()
 
 
