@@ -167,7 +167,19 @@ FULL = {
     ),
     f"{_RANKS}/c10d/test_training.py::test_programs_train_as_over_gloo[ddp-args1": "every hook",
     f"{_RANKS}/c10d/test_training.py::test_programs_train_as_over_gloo[ddp-args2": "every hook",
-    f"{_RANKS}/c10d/test_training.py::test_programs_train_as_over_gloo[fsdp2-args5": "every way",
+    f"{_RANKS}/c10d/test_training.py::test_programs_train_as_over_gloo[fsdp2": "every way",
+    f"{_RANKS}/c10d/test_training.py::test_programs_train_as_over_gloo[zero": "every way",
+    f"{_RANKS}/c10d/test_units.py::test_what_is_kept_is_gathered_once": "every way",
+    f"{_RANKS}/c10d/test_units.py::test_a_recording_leads_to_a_plan": "every way",
+    f"{_RANKS}/benchmarking/test_bench.py::test_every_collective": "every algorithm",
+    f"{_RANKS}/ddp/test_plans.py::test_the_fastest_kept_plan": "every way",
+    f"{_RANKS}/delay/test_delay.py::test_the_engine_does_what_algorithms_1_and_2_say[3": (
+        "many ranks"
+    ),
+    f"{_RANKS}/paramserver/test_updaters.py::test_the_command_line_says_what_servers_may_import"
+    "[F": "every way",
+    "tests/unit/planning/test_planner.py::test_optimal_is_behind_no_policy_with_several_dtypes_on_"
+    "several_levels": "every policy",
     f"{_RANKS}/c10d/test_units.py::test_four_ranks": "many ranks",
     f"{_RANKS}/engine/test_published.py::test_each_rank_publishes_its_own_figures[s": (
         "every exchange"
