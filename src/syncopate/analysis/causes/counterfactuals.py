@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncopate.analysis.causes.leads import Leads, covered
+from syncopate.analysis.causes.pace import paces
 from syncopate.analysis.causes.stages import Stages
 from syncopate.analysis.evidence.links import SlowLinks
 from syncopate.analysis.evidence.noise import outstanding, surely_positive
@@ -135,7 +136,7 @@ class Counterfactuals:
     def _find(self) -> None:
         """Find what ranks differ in."""
         self._usual_s = self._median(self._parts_s)
-        self._pace = self._found_pace()
+        self._pace = paces(self._parts_s, self._usual_s, self.stages.pipelines)
         self.uneven = self._is_uneven()
         level = self._parts_s.copy()
         if self.uneven:
@@ -163,17 +164,6 @@ class Counterfactuals:
         if len(self._counted) < SEVERAL:
             return np.asarray(of.mean(axis=1))
         return np.asarray(np.median(of, axis=1))
-
-    def _found_pace(self) -> Times:
-        """Return how long the batch of each rank and iteration is, relative to what is usual.
-
-        Forward and backward both take as much longer; what one of them alone does is no batch.
-        """
-        usual_s = self._usual_s[:, None, _PASSES]
-        there = (usual_s > 0) & (self._parts_s[..., _PASSES] > 0)
-        pace = np.where(there, self._parts_s[..., _PASSES] / np.where(there, usual_s, 1.0), np.inf)
-        least = pace.min(axis=2)
-        return np.where(np.isfinite(least), least, 1.0)
 
     @property
     def apart(self) -> float:
@@ -239,30 +229,33 @@ class Counterfactuals:
     def _exceeds(self, rank: int, other: int, part: int, least_s: float) -> bool:
         """Return whether a rank surely exceeds another in a part, by ``least_s`` at least."""
         more_s = (self._level[rank, :, part] - self._level[other, :, part])[self._counted]
-        return bool(more_s.mean() > least_s) and surely_positive(more_s.tolist())
+        return bool(more_s.mean() > least_s) and surely_positive(more_s.tolist(), len(self.ranks))
 
     def _found_slower(self) -> dict[int, list[int]]:
         """Find who exceeds the median of the others of its stage, of two medians the lower.
 
         Where ranks fall in two sorts that are far apart, those of the slower sort are compared with
-        the slowest of the faster one, however few these are.
+        the slowest of the faster one, however few these are; then those of the faster among each
+        other.
         """
         found: dict[int, list[int]] = defaultdict(list)
         usual_s, least_s = self._median(self._level), WORTH / 2 * self.computing_s
         for part, alike in product(range(3), self.stages.alike):
             there = [at for at in alike if self._there[at, part]]
             order = sorted(there, key=lambda at: (usual_s[at, part], at))
-            if len(order) < 2:
-                continue
-            apart_s = np.diff(usual_s[order, part])
-            fast = int(apart_s.argmax())
-            two = apart_s[fast] > _TWO_SORTS * usual_s[order[fast], part]
-            for place, at in enumerate(order):
-                middle = (len(order) - 2) // 2  # of the others, which move up behind it
-                middle = middle + (place <= middle)
-                other = order[min(middle, fast) if two and place > fast else middle]
-                if self._exceeds(at, other, part, least_s):
-                    found[at].append(part)
+            while len(order) > 1:
+                apart_s = np.diff(usual_s[order, part])
+                fast = int(apart_s.argmax())
+                two = apart_s[fast] > _TWO_SORTS * usual_s[order[fast], part]
+                for place, at in enumerate(order):
+                    if two and place <= fast:
+                        continue
+                    middle = (len(order) - 2) // 2  # of the others, which move up behind it
+                    middle = middle + (place <= middle)
+                    other = order[min(middle, fast) if two else middle]
+                    if self._exceeds(at, other, part, least_s):
+                        found[at].append(part)
+                order = order[: fast + 1] if two else []
         return found
 
     def _found_starved(self) -> list[int]:

@@ -56,6 +56,7 @@ from syncopate.analysis.causes.trial import (
 from syncopate.analysis.collectives import EXCHANGE
 from syncopate.analysis.evidence.clocks import straightened
 from syncopate.analysis.evidence.links import SlowLinks, conclusive, recorded, slow_links
+from syncopate.analysis.evidence.queues import in_queues
 from syncopate.analysis.evidence.servers import Servers
 from syncopate.analysis.exposure import exposures
 from syncopate.analysis.ranks.stragglers import SERVER
@@ -164,6 +165,7 @@ def explanation(
     """
     timeline, between = whole(timeline)
     timeline, drifts = straightened(timeline)
+    timeline = in_queues(timeline)
     replay = Replay(timeline)
     recorded_s = replay.recorded_s
     slow = _slow_hosts(timeline, cluster)

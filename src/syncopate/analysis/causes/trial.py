@@ -174,17 +174,18 @@ class Trial:
         least_s = max(WORTH * self.played_s, clocks_s)
         groups = self._groups()
         while True:
-            found = self._shared_out(groups)
+            tried = self._shared_out(groups)
             kept = [
                 group
-                for group, cause in zip(groups, found, strict=True)
+                for group, (cause, sure) in zip(groups, tried, strict=True)
                 if cause.gain_s > least_s * _TIMES.get(cause.kind, 1.0)
-                and (cause.kind != BATCHES or cause.low_s > 0)
+                and (cause.kind != BATCHES or sure)
             ]
             if len(kept) == len(groups):
                 break
             groups = kept
         bounds = (self._transfers(), self._pipeline())
+        found = [cause for cause, _ in tried]
         found += [cause for cause in bounds if cause.gain_s > least_s]
         # Of what is left when all others are gone, only what it gives by itself counts before them.
         gains_s = {id(cause): min(cause.gain_s, cause.alone_s) for cause in bounds}
@@ -242,8 +243,11 @@ class Trial:
             found.append(tuple(matter if most else same))
         return found
 
-    def _shared_out(self, groups: Sequence[tuple[Part, ...]]) -> list[Cause]:
-        """Return causes with their parts of what they gain together."""
+    def _shared_out(self, groups: Sequence[tuple[Part, ...]]) -> list[tuple[Cause, bool]]:
+        """Return causes with their parts of what they gain together, and whether each surely gains.
+
+        What hides a cause makes what it gains alone uncertain: its gain without that is enough.
+        """
         if not groups:
             return []
         every = [one for one in self._parts if any(one in group for group in groups)]
@@ -257,12 +261,14 @@ class Trial:
         together_s = max(float((none_s - all_s).mean()), 0.0)
         scale = together_s / float(sums_s.sum()) if sums_s.sum() > 0 else 0.0
         found = []
-        for group, each_s, gain_s, by_itself_s in zip(
-            groups, both_s * scale, sums_s * scale, alone_s.mean(axis=1), strict=True
+        for group, each_s, gain_s, by_itself_s, left_s in zip(
+            groups, both_s * scale, sums_s * scale, alone_s.mean(axis=1), last_s, strict=True
         ):
             low_s, high_s = interval_s(each_s.tolist())
+            sure = max(low_s, interval_s(left_s.tolist())[0]) > 0
             cause = self._cause(group, float(gain_s))
-            found.append(replace(cause, alone_s=float(by_itself_s), low_s=low_s, high_s=high_s))
+            cause = replace(cause, alone_s=float(by_itself_s), low_s=low_s, high_s=high_s)
+            found.append((cause, sure))
         return found
 
     def _transfers(self) -> Cause:

@@ -60,24 +60,35 @@ def exceeds(own_s: Sequence[float], others_s: Iterable[Sequence[float]]) -> bool
     return statistics.median(own_s) - middle_s > SURE * doubt_s
 
 
-def surely_positive(values_s: Sequence[float]) -> bool:
-    """Say whether the mean of values, one for each iteration, is above 0 by more than its error."""
+def surely_positive(values_s: Sequence[float], among: int = 1) -> bool:
+    """Say whether the mean of values, one for each iteration, is above 0 by more than its error.
+
+    Args:
+        values_s: the values.
+        among: of how many ranks they may be: of many one is far off by chance.
+    """
     if not values_s:
         return False
-    error = statistics.stdev(values_s) / math.sqrt(len(values_s)) if len(values_s) > 1 else 0.0
-    return statistics.fmean(values_s) > SURE * error
+    mean_s, free = statistics.fmean(values_s), len(values_s) - 1
+    if free < 1:
+        return mean_s > 0
+    errors = _student(math.sqrt(SURE**2 + 2 * math.log(max(among, 1))), free)
+    return mean_s > errors * statistics.stdev(values_s) / math.sqrt(len(values_s))
+
+
+def _student(normal: float, free: int) -> float:
+    """Return Student's quantile for that of a normal distribution, by its expansion."""
+    first = (normal**3 + normal) / 4
+    second = (5 * normal**5 + 16 * normal**3 + 3 * normal) / 96
+    return normal + first / free + second / free**2
 
 
 def interval_s(values_s: Sequence[float]) -> tuple[float, float]:
-    """Return the 95% interval of the mean of values, one for each iteration.
-
-    Student's quantile is taken by the first terms of its expansion.
-    """
+    """Return the 95% interval of the mean of values, one for each iteration."""
     mean_s, free = statistics.fmean(values_s), len(values_s) - 1
     if free < 1:
         return mean_s, mean_s
-    quantile = 1.96 + 2.372 / free + 2.823 / free**2
-    doubt_s = quantile * statistics.stdev(values_s) / math.sqrt(len(values_s))
+    doubt_s = _student(1.96, free) * statistics.stdev(values_s) / math.sqrt(len(values_s))
     return mean_s - doubt_s, mean_s + doubt_s
 
 

@@ -22,7 +22,10 @@ _BESIDE = 0.1
 _SHORT = 0.01
 """A shorter part of an iteration's backward does not say when its gradients were there."""
 
-_BACKWARD = LANES.index("backward")
+_SMALL_S, _ALONE = 1e-4, 2.0
+"""What is computed in a wait is no longer than this, and stands apart by this many times itself."""
+
+_FORWARD, _BACKWARD = LANES.index("forward"), LANES.index("backward")
 
 
 class Pieces(NamedTuple):
@@ -127,6 +130,39 @@ def _merged(stretches: Iterator[_Piece]) -> list[_Piece]:
         else:
             found.append(one)
     return found
+
+
+def without_small(every: Pieces, begun_s: Seconds, over_s: Seconds, channel_s: float) -> Pieces:
+    """Leave out what a rank does in the midst of a wait: short forwards and backwards.
+
+    Profilers note them, and they are no step of the training: a message is open all the while, none
+    was over just before, and none starts just behind.
+
+    Args:
+        every: what a rank computed.
+        begun_s: when each message of the rank began, rising.
+        over_s: when each was over.
+        channel_s: what begins within this time of an end follows it.
+    """
+    start_s, end_s = every.start_s, every.end_s
+    lasts_s = end_s - start_s
+    small = ((every.lane == _FORWARD) | (every.lane == _BACKWARD)) & (lasts_s <= _SMALL_S)
+    if not small.any() or not len(begun_s):
+        return every
+    same = every.iteration[1:] == every.iteration[:-1]
+    small &= np.append(False, same) & np.append(same, False)
+    gap_s = start_s - np.append(-np.inf, end_s[:-1])
+    next_s = np.append(start_s[1:], np.inf)
+    small &= np.minimum(gap_s, next_s - end_s) > _ALONE * lasts_s
+    there = np.searchsorted(begun_s, start_s)
+    soon_s = end_s + np.minimum(channel_s, (next_s - end_s) / 4)
+    small &= there == np.searchsorted(begun_s, soon_s)
+    latest_s = np.append(-np.inf, np.maximum.accumulate(over_s))[there]
+    small &= latest_s > end_s
+    ended_s = np.sort(over_s)
+    last_s = np.append(-np.inf, ended_s)[np.searchsorted(ended_s, start_s, "right")]
+    small &= last_s < start_s - np.minimum(channel_s, gap_s / 4)
+    return Pieces._make(column[~small] for column in every)
 
 
 def backward_ends_s(pieces: Pieces) -> tuple[Numbers, Seconds]:

@@ -358,23 +358,28 @@ def _ready_before(tasks: Tasks, parts: Parts, channel: Numbers) -> None:
     if not len(backward) or not parts.queued.any():
         return
     turns = coded([tasks.rank, tasks.iteration])
-    single = np.bincount(turns[backward], minlength=turns.max() + 1) == 1
-    task = np.full(turns.max() + 1, -1)
-    task[turns[backward]] = backward
+    count = np.bincount(turns[backward], minlength=turns.max() + 1)
+    order = backward[np.argsort(turns[backward], kind="stable")]
+    first = np.cumsum(count) - count
+    place = np.full(len(turns), -1)  # among the backwards of an iteration
+    place[order] = np.arange(len(order)) - first[turns[order]]
+    there = (parts.task >= 0) & (parts.lane == PUSH) & (place[parts.task] >= 0)
     turn = turns[parts.task]  # of those that follow no task it does not count
-    there = (parts.task >= 0) & (parts.lane == PUSH) & single[turn] & (task[turn] == parts.task)
-    alike = coded([parts.name, channel])
+    reached = place[parts.task] + parts.share
+    alike = coded([parts.name, channel, count[turn]])
     free = np.flatnonzero(there & ~parts.queued & (parts.delay_s == 0))
     usual = np.full(alike.max() + 1, np.inf)
     for kind, places in sweep.groups(alike[free]):
-        usual[kind] = np.median(parts.share[free[places]])
-    rows = np.flatnonzero(there & parts.queued & (usual[alike] < parts.share))
-    share, at = usual[alike[rows]], parts.task[rows]
+        usual[kind] = np.median(reached[free[places]])
+    rows = np.flatnonzero(there & parts.queued & (usual[alike] < reached))
+    usual_at = usual[alike[rows]]
+    nth = np.minimum(usual_at.astype(np.int64), count[turn[rows]] - 1)
+    at, share = order[first[turn[rows]] + nth], usual_at - nth
     ready_s = tasks.start_s[at] + share * (tasks.end_s[at] - tasks.start_s[at])
     before = ready_s <= parts.start_s[rows]
-    rows, share, ready_s = rows[before], share[before], ready_s[before]
+    rows, at, share, ready_s = (one[before] for one in (rows, at, share, ready_s))
     free_s = parts.end_s[parts.after[rows]]
-    parts.share[rows], parts.delay_s[rows] = share, 0.0
+    parts.task[rows], parts.share[rows], parts.delay_s[rows] = at, share, 0.0
     parts.handover_s[rows] = np.maximum(parts.start_s[rows] - np.maximum(ready_s, free_s), 0.0)
 
 

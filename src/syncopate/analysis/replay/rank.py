@@ -38,7 +38,7 @@ from syncopate.analysis.collectives import Collectives
 from syncopate.analysis.intervals import Interval, common_s, union
 from syncopate.analysis.path import CHANNEL_S
 from syncopate.analysis.phases import stalling
-from syncopate.analysis.replay.pieces import SEAM_S, backward_ends_s, pieces_of
+from syncopate.analysis.replay.pieces import SEAM_S, backward_ends_s, pieces_of, without_small
 from syncopate.analysis.replay.turns import in_turn
 from syncopate.artifacts.timeline import PAUSES
 from syncopate.artifacts.timelines.spans import LANES, Mask, Numbers, coded
@@ -168,7 +168,10 @@ class Rank:
         pauses = spans.in_lanes("wait") & spans.named(PAUSES)
         self._paused_s = np.sort(spans.end_s[pauses])
         stalls = sweep.union(spans, stalling(spans))
-        self._pieces = pieces = pieces_of(spans, stalls)
+        self.rows, self._messages, self._over_s = _messages(found, rows)
+        pieces = pieces_of(spans, stalls)
+        sent_s = self._messages.start_s, self._over_s
+        self._pieces = pieces = without_small(pieces, *sent_s, self._channel_s)
         self._start_s = pieces.start_s
         ends_s = np.concatenate([[self._origin_s], pieces.end_s])
         self._free_s: Seconds = np.maximum.accumulate(ends_s)
@@ -176,7 +179,6 @@ class Rank:
         self._stood = sweep.shared(true, self._free_s[:-1], self._start_s)
         changes = pieces.iteration[1:] != pieces.iteration[:-1]
         self._opens = np.concatenate([np.ones(min(len(pieces.start_s), 1), bool), changes])
-        self.rows, self._messages, self._over_s = _messages(found, rows)
         stood, waited = self._gates()
         at = np.concatenate([stood[stood >= 0], waited[waited >= 0]])
         part = np.concatenate([np.flatnonzero(stood >= 0), np.flatnonzero(waited >= 0)])

@@ -216,7 +216,8 @@ FAULTS: dict[str, Draw] = {
         wrong.now_and_then(*some(of, luck), luck.uniform(1.6, 3.0), luck.choice((2, 3, 4)))
     ],
     "unequal": lambda of, luck: [
-        wrong.unequal(luck.uniform(0.1, 0.4), luck.randrange(99), lambda r: of.place(r)[1])
+        wrong.unequal(luck.uniform(0.1, 0.4), luck.randrange(99), lambda r: of.place(r)[1],
+                      of.replicas, of.micro_batches)
     ],
     "wandering": lambda of, luck: [wrong.wandering(of.ranks, luck.uniform(1.5, 2.5))],
     "slow end": lambda of, luck: [wrong.slow_end(*some(of, luck), luck.uniform(2, 8))],

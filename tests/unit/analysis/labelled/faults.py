@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from statistics import fmean
 from typing import NamedTuple
 
 
@@ -137,16 +139,23 @@ def collections(lasts_s: float, chance: float, noted: bool, seed: int) -> Fault:
     )
 
 
-def unequal(spread: float, seed: int, replica: Callable[[int], int]) -> Fault:
-    """Each micro-batch of each replica has a length of its own."""
+def unequal(
+    spread: float, seed: int, replica: Callable[[int], int], replicas: int, micro_batches: int
+) -> Fault:
+    """Each micro-batch of each replica has a length of its own; mended, an iteration's are even."""
+
+    def long(replica: int, i: int, m: int) -> float:
+        return max(1 + spread * _luck("batch", seed, replica, i, m).gauss(0, 1), 0.3)
+
+    @cache
+    def even(i: int) -> float:
+        return fmean(long(r, i, m) for r in range(replicas) for m in range(micro_batches))
+
     return Fault(
         f"batches differ by {spread:.0%}",
         frozenset({"batches"}),
-        factor=lambda r, i, lane, m: (
-            1.0
-            if lane == "update"
-            else max(1 + spread * _luck("batch", seed, replica(r), i, m).gauss(0, 1), 0.3)
-        ),
+        factor=lambda r, i, lane, m: 1.0 if lane == "update" else long(replica(r), i, m),
+        mended=lambda r, i, lane, m: 1.0 if lane == "update" else even(i),
     )
 
 

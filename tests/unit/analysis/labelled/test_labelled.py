@@ -11,6 +11,7 @@ from tests.unit.analysis.labelled.trainings import Training
 
 FSDP = Training(replicas=4, sharded=True, transfer_ms=3.0)
 TENSOR = Training(replicas=2, parts=4)
+ACCUMULATED = Training(replicas=4, micro_batches=4, layers=2, buckets=2)
 PIPELINE = Training(replicas=1, stages=3, micro_batches=4, layers=2, buckets=1, layer_ms=4.0)
 THREE_WAYS = Training(
     replicas=2, parts=2, stages=2, micro_batches=4, layers=2, buckets=1, layer_ms=4.0
@@ -42,6 +43,35 @@ def test_kinds(kind: str, how: str, tmp_path) -> None:
     training, faults = KINDS[kind]
     case = Case(0, kind, training, tuple(faults), how, NOTES[how](0))
     found = judged(case, tmp_path)
+    assert found.abstains == ()
+    assert (found.first, found.gain, found.blamed) == (True, True, True), found.said
+
+
+UNTIDY: dict[str, tuple[Training, list[Fault], str]] = {
+    "a slow link of messages that queue": (FSDP, [wrong.slow_end(1, 7.0)], "as called"),
+    "a rank that others wait for in layers": (
+        TENSOR, [wrong.slow([1], 2.4, ["backward"])], "small spans",
+    ),
+    "late input while buckets queue": (
+        Training(replicas=2), [wrong.late_input([1], 0.03)], "small spans",
+    ),
+    "batches of tensor-parallel ranks": (
+        TENSOR, [wrong.unequal(0.3, 3, lambda r: TENSOR.place(r)[1], 2, 1)], "tidy",
+    ),
+    "batches behind a slow rank": (
+        ACCUMULATED, [wrong.unequal(0.3, 3, int, 4, 4), wrong.slow([2], 2.4, ["backward"])], "tidy",
+    ),
+    "a stage that is slow at times beside batches": (
+        PIPELINE, [wrong.unequal(0.2, 3, lambda r: 0, 1, 4), wrong.now_and_then(2, 3.0, 3)], "tidy",
+    ),
+}  # fmt: skip
+"""What explain had wrong of what tools note, and of batches beside other faults."""
+
+
+@pytest.mark.parametrize("kind", UNTIDY)
+def test_untidy(kind: str, tmp_path) -> None:
+    training, faults, how = UNTIDY[kind]
+    found = judged(Case(0, kind, training, tuple(faults), how, NOTES[how](0)), tmp_path)
     assert found.abstains == ()
     assert (found.first, found.gain, found.blamed) == (True, True, True), found.said
 

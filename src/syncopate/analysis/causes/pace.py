@@ -1,0 +1,39 @@
+"""Pace: how long the batch of a rank is in an iteration, relative to what is usual for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from syncopate.artifacts.timelines.spans import Times
+
+_SLOWED, _AS_SLOW = 1.25, 0.25
+"""A rank is slow in an iteration that takes so many times as long, its update too, to this part."""
+
+_PASSES, _UPDATE = slice(0, 2), 2
+
+
+def paces(parts_s: Times, usual_s: Times, pipelines: Sequence[Sequence[int]]) -> Times:
+    """Return how long batches are, by rank and iteration; 1 is usual.
+
+    Forward and backward both take as much longer, on all stages of a pipeline. What one of them
+    alone does is no batch, nor what one stage does; where the update takes as much longer too, the
+    rank is slow.
+
+    Args:
+        parts_s: seconds of forward, backward, update and more, by rank and iteration.
+        usual_s: what is usual of each, by rank.
+        pipelines: the places of the ranks of each.
+    """
+    usual_s = usual_s[:, None]
+    there = (usual_s > 0) & (parts_s > 0)
+    longer = parts_s / np.where(there, usual_s, 1.0)
+    least = np.where(there, longer, np.inf)[..., _PASSES].min(axis=2)
+    found = np.where(np.isfinite(least), least, 1.0)
+    slow = there[..., _UPDATE] & (found >= _SLOWED)
+    slow &= np.abs(longer[..., _UPDATE] - found) <= _AS_SLOW * found
+    found[slow] = 1.0
+    for mine in pipelines:
+        found[mine] = np.sort(found[mine], axis=0)[(len(mine) - 1) // 2]
+    return found
