@@ -289,13 +289,11 @@ def status(
     from syncopate.paramserver.status import status as asked
 
     given: dict[str, object] = {"name": job_name, "key": key, "insecure": insecure or None}
-    if address is not None:
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdecimal():
-            raise InvalidValueError("HOST:PORT", address, "such as 10.0.0.1:9091")
-        given |= {"uri": host.removeprefix("[").removesuffix("]"), "port": int(port)}
     role = os.environ.get("DMLC_ROLE", "scheduler")
     told = {name: value for name, value in given.items() if value is not None}
+    if address is not None:
+        there = Job().at(address)
+        told |= {"uri": there.uri, "port": there.port}
     show(asked(_job(role, told)), json)
 
 

@@ -77,6 +77,18 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         """Where the scheduler is, as ZeroMQ writes it."""
         return endpoint(self.uri, self.port)
 
+    def at(self, address: str) -> Job:
+        """Return this job with its scheduler at ``address``, as ``HOST:PORT``.
+
+        Raises:
+            InvalidValueError: it is no such address.
+        """
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal():
+            raise InvalidValueError("HOST:PORT", address, "such as 10.0.0.1:9091")
+        bare = host.removeprefix("[").removesuffix("]")
+        return msgspec.structs.replace(self, uri=bare, port=int(port))
+
     def require_valid(self) -> Job:
         """Return this job.
 

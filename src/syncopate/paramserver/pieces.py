@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+import msgspec
 import torch
 from torch import Tensor
 
-from syncopate.errors import InvalidValueError
+from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.paramserver.tensors import (
     dtype_of,
     flat_bytes,
@@ -20,7 +21,7 @@ from syncopate.paramserver.tensors import (
 from syncopate.protocol.placement.bundle import BUNDLE
 from syncopate.protocol.placement.layout import Layout, TensorSpec
 from syncopate.protocol.placement.piece import Slice
-from syncopate.protocol.rules import Rules
+from syncopate.protocol.rules import OptimizerRule, Rules
 
 
 class Declared:
@@ -46,12 +47,21 @@ class Declared:
             InvalidValueError: there is none.
             UnknownNameError: an element type that is not sent.
         """
-        specs = [
+        self._specs = [
             TensorSpec(name, name_of(each.dtype), each.numel(), groups.get(name, 0))
             for name, each in tensors.items()
         ]
-        self.layout = Layout(specs, servers, slice_bytes, rules.apart)
+        self._slice_bytes, self._apart = slice_bytes, rules.apart
+        self.lay_out(servers)
         self._shapes = {name: (t.numel(), t.dtype) for name, t in tensors.items()}
+
+    def lay_out(self, servers: int) -> None:
+        """Cut the tensors for another number of servers."""
+        self.layout = Layout(self._specs, servers, self._slice_bytes, self._apart)
+
+    def empty(self) -> dict[str, Tensor]:
+        """Return tensors to pull all into, flat."""
+        return {n: torch.empty(numel, dtype=dtype) for n, (numel, dtype) in self._shapes.items()}
 
     @property
     def names(self) -> Collection[str]:
@@ -75,6 +85,33 @@ class Declared:
                 rule = f"{numel} elements of {name_of(dtype)}, as init() was given"
                 raise InvalidValueError(key, f"{tensor.numel()} of {name_of(tensor.dtype)}", rule)
         return found
+
+
+def updated_by(
+    rules: Rules,
+    optimizer: OptimizerRule | Mapping[str, OptimizerRule] | None,
+    tensors: Mapping[str, Tensor],
+) -> tuple[Rules, Mapping[str, int]]:
+    """Return rules for ``tensors``, and the groups of those that have an optimizer of their own.
+
+    Args:
+        rules: of the store.
+        optimizer: instead of theirs; or one for some tensors each; None: theirs.
+        tensors: by name.
+
+    Raises:
+        InvalidValueError: a value is out of its range.
+        UnknownNameError: an optimizer of no tensor.
+    """
+    groups: Mapping[str, int] = {}
+    if isinstance(optimizer, Mapping):
+        for name in optimizer:
+            if name not in tensors:
+                raise UnknownNameError("tensor of an optimizer", name, tensors)
+        rules, groups = rules.grouped(optimizer)
+    elif optimizer is not None:
+        rules = msgspec.structs.replace(rules, optimizer=optimizer)
+    return rules.require_valid(), groups
 
 
 Pieces = dict[int, Tensor]

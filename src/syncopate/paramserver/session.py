@@ -55,8 +55,20 @@ class Session:
         error: what ended it; None: nothing did.
     """
 
-    def __init__(self, job: Job, limits: Limits) -> None:
+    def __init__(
+        self,
+        job: Job,
+        limits: Limits,
+        step: int | None = None,
+        watch: Callable[[], None] = lambda: None,
+    ) -> None:
         """Join the job; return when all servers and workers are there.
+
+        Args:
+            job: where its scheduler is.
+            limits: times and sizes.
+            step: at which this worker brings a job from other servers; None: it brings none.
+            watch: called while it waits; what it raises ends this job, too.
 
         Raises:
             ArtifactError: the key cannot be read.
@@ -67,7 +79,14 @@ class Session:
         self.error: ParameterServerError | None = None
         self._limits = limits
         self._token = new_token()
-        register = msg.Register(msg.PROTOCOL, job.name, msg.WORKER, self._token, rank=job.rank)
+        register = msg.Register(
+            msg.PROTOCOL,
+            job.name,
+            msg.WORKER,
+            self._token,
+            rank=job.rank,
+            steps=None if step is None else (step,),
+        )
         tap = Tap(msg.WORKER, lambda: self.refused)
         self._wire = Wire(load_key(job.key), limits, tap, faults_from(os.environ))
         self._node = Node(self._wire, register, limits, job.scheduler)
@@ -87,7 +106,11 @@ class Session:
         self.driver = Driver(driven, "syncopate-worker")
         self.driver.start()
         while not self._joined.wait(_POLL_S):
-            pass
+            try:
+                watch()
+            except ParameterServerError as error:
+                self.give_up(str(error))
+                raise
         if self.error is not None or self._roster is None:
             self.driver.join()
             raise self.error or ParameterServerError("the job ended before it began")
@@ -102,6 +125,11 @@ class Session:
     def refused(self) -> dict[str, int]:
         """How many messages were refused so far, by reason."""
         return dict(self.machine.refused) if self.machine is not None else {}
+
+    def taken(self, *, synchronous: bool) -> int:
+        """Return how many synchronous steps were taken; 0 where updates are asynchronous."""
+        pushed = 0 if self.machine is None else self.machine.pushed
+        return self.roster.incarnation.taken(synchronous=synchronous, pushed=pushed)
 
     def now_s(self) -> float:
         """Return the time by which this worker waits."""
@@ -162,17 +190,21 @@ class Session:
 
         self._call(submit, handle)
 
+    def settle(self, timeout_s: float | None = None) -> bool:
+        """Wait until all pushes and pulls are over, or the job is; say whether they are."""
+        until_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while not self._over and not self._idle() and time.monotonic() <= until_s:
+            if not self.driver.drive(lambda: self._idle() or time.monotonic() > until_s):
+                time.sleep(0.002)  # another thread drives
+        return self._over or self._idle()
+
     def close(self, timeout_s: float | None) -> None:
         """Wait until all pushes are over, and leave the job.
 
         Raises:
             ParameterServerError: the job failed, or the time is over.
         """
-        until_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        while not self._over and not self._idle() and time.monotonic() <= until_s:
-            if not self.driver.drive(lambda: self._idle() or time.monotonic() > until_s):
-                time.sleep(0.002)  # another thread drives
-        late = not self._over and not self._idle()
+        late = not self.settle(timeout_s)
         self._end_by(self._leave)
         if self.error is not None:
             raise self.error

@@ -10,14 +10,15 @@ import msgspec
 import torch
 from torch import Tensor
 
-from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.errors import InvalidValueError
 from syncopate.paramserver.driver import Handle, Pulled, Pushed, filling
 from syncopate.paramserver.job import Job, job_from
+from syncopate.paramserver.moving import moving
 from syncopate.paramserver.narrow import Narrowing
-from syncopate.paramserver.pieces import Declared, empty, filled
+from syncopate.paramserver.pieces import Declared, empty, filled, updated_by
 from syncopate.paramserver.rows.tables import Tables, TableState, whole_table
 from syncopate.paramserver.session import Session
-from syncopate.paramserver.steps import Steps
+from syncopate.paramserver.steps import Rates, Steps
 from syncopate.paramserver.storage.optimizers import States, collecting, whole_states, with_state
 from syncopate.protocol.actions import Action
 from syncopate.protocol.limits import Limits
@@ -43,8 +44,8 @@ class KVStore:
         rules: how the servers update.
         resumed: whether the job goes on from what its servers had on disk, after all its processes
             were gone: :meth:`init` then gives every worker the servers' values.
-        step: how many synchronous steps were taken before; 0 where the job begins, or updates are
-            asynchronous.
+        step: how many synchronous steps were taken before the job began on these servers, or went
+            on there; 0 where it begins anew, or updates are asynchronous.
     """
 
     def __init__(
@@ -67,23 +68,24 @@ class KVStore:
             ArtifactError: the key cannot be read.
             ParameterServerError: the job was not complete in time.
         """
-        job = (job or job_from(os.environ, "worker")).require_valid()
+        self._job = job = (job or job_from(os.environ, "worker")).require_valid()
         self.rules = job.told(rules or Rules()).require_valid()
         self._limits = (limits or Limits()).require_valid()
         self._declared: Declared | None = None
-        self._lr: float | None = None
-        self._rates: dict[str, float] = {}
-        narrow = self.rules.push_dtype
-        self._narrowing = Narrowing(narrow) if narrow else None
+        self._rates = Rates()
         self._steps = Steps(())
-        self._session = Session(job, self._limits)
-        roster = self._session.roster
-        self.rank = roster.rank
-        self.num_workers = len(roster.workers)
+        self._enter(Session(job, self._limits))
+
+    def _enter(self, session: Session) -> None:
+        """Go on with the servers of a job that was joined."""
+        self._session, narrow = session, self.rules.push_dtype
+        self._narrowing = Narrowing(narrow) if narrow else None
+        roster = session.roster
+        self.rank, self.num_workers = roster.rank, len(roster.workers)
         self.num_servers = len(roster.servers)
         self.resumed = roster.incarnation.resumed
-        self.step = max(0, roster.incarnation.first_push(synchronous=self.rules.synchronous))
-        self._tables = Tables(self._session, self._limits)
+        self.step = roster.incarnation.taken(synchronous=self.rules.synchronous)
+        self._tables = Tables(session, self._limits)
 
     def init(
         self,
@@ -110,24 +112,19 @@ class KVStore:
         """
         if self._declared is not None:
             raise InvalidValueError("init", "called again", "called once")
-        rules, groups = self.rules, dict[str, int]()
-        if isinstance(optimizer, Mapping):
-            for name in optimizer:
-                if name not in tensors:
-                    raise UnknownNameError("tensor of an optimizer", name, tensors)
-            rules, groups = rules.grouped(optimizer)
-        elif optimizer is not None:
-            rules = msgspec.structs.replace(rules, optimizer=optimizer)
-        rules.require_valid()
+        rules, groups = updated_by(self.rules, optimizer, tensors)
         most = self._limits.slice_bytes
         self._declared = Declared(tensors, self.num_servers, most, rules, groups)
         self.rules = rules
         if rules.clip_norm is not None:
             self._steps = Steps(tensors)
-        self._session.declare(self._declared.layout, self.rules)
+        self._begin(self._declared, tensors, state or {})
+
+    def _begin(self, declared: Declared, tensors: Mapping[str, Tensor], known: States) -> None:
+        """Declare tensors; give the servers worker 0's, and every worker the same values."""
+        self._session.declare(declared.layout, self.rules)
         handles = []
         if self.rank == FIRST and not self.resumed:
-            known = state or {}
             if fresh := {name: t for name, t in tensors.items() if not known.get(name)}:
                 handles.append(self._push(fresh, 0))
             handles += [self._first(n, t, known[n]) for n, t in tensors.items() if known.get(n)]
@@ -353,17 +350,43 @@ class KVStore:
             InvalidValueError: less than 0, or no number.
             UnknownNameError: no such tensor.
         """
-        if not lr >= 0:
-            raise InvalidValueError("lr", lr, "at least 0")
-        if keys is None:
-            self._lr = float(lr)
-            self._rates.clear()
-            return
-        some = list(keys)
-        declared = self._ready(next(iter(some), "of keys"))
-        for key in some:
-            declared.layout.of_tensor(key)
-        self._rates |= dict.fromkeys(some, float(lr))
+        some = None if keys is None else list(keys)
+        for key in some or ():
+            self._ready(key).layout.of_tensor(key)
+        self._rates.set(lr, some)
+
+    def move(self, scheduler: str) -> None:
+        """Go on with other servers, any number of them, which take all that those of now have.
+
+        Called between two steps, on all workers after the same one; blocks until they have. The
+        servers of before end. Worker 0 holds all weights and optimizer states in memory for it.
+
+        Args:
+            scheduler: where the scheduler of the other servers is, as ``HOST:PORT``; it has a job
+                of the same name, key and number of workers, which no worker has joined.
+
+        Raises:
+            InvalidValueError: no such address; or mode ``dc-asgd``, or a ``staleness``.
+            ParameterServerError: the other job was not complete in time, and this store goes on
+                with the servers of now; or one of both failed meanwhile, and it ends.
+        """
+        self._steps.require_whole()
+        before, tables, declared = self._session, self._tables, self._declared
+        job = msgspec.structs.replace(self._job.at(scheduler), rank=self.rank).require_valid()
+        with moving(before, job, self._limits, self.rules) as after:
+            weights = {} if declared is None else declared.empty()
+            held, state = None, dict[str, dict[str, Tensor]]()
+            if self.rank == FIRST:
+                held = tables.all_held()
+            if self.rank == FIRST and weights:
+                state = self.state()
+                self.pull_many(weights).wait()
+            self._enter(after)
+            if declared is not None:
+                declared.lay_out(self.num_servers)
+                self._begin(declared, weights, state)
+            self._tables.brought(tables, held)
+        self._job = job
 
     def close(self, timeout_s: float | None = None) -> None:
         """Wait until all pushes are over, and leave the job.
@@ -394,10 +417,9 @@ class KVStore:
 
     @property
     def gradient_norm(self) -> float | None:
-        """The norm of the mean gradient, before it was clipped, of the last step.
+        """The norm of the newest mean gradient that is known, before it was clipped; None: of none.
 
-        Of the newest step of which this worker knows it; None: of none. ``Rules.clip_norm`` lets it
-        be known.
+        ``Rules.clip_norm`` lets it be known.
         """
         machine = self._session.machine
         return None if machine is None else machine.last_norm
@@ -439,7 +461,7 @@ class KVStore:
         declared = self._ready(next(iter(tensors), ""))
         rates, slices, nbytes = dict[int, float | None](), list[Slice](), 0
         pieces: dict[int, Tensor] = {}
-        for lr, some in self._alike(tensors):
+        for lr, some in self._rates.alike(tensors, self.rules):
             alike = declared.slices(some)
             rates |= dict.fromkeys((piece.key for piece in alike), lr)
             slices += alike
@@ -464,22 +486,6 @@ class KVStore:
 
         self._session.submit(slices, push, handle)
         return handle
-
-    def _alike(
-        self, tensors: Mapping[str, Tensor | None]
-    ) -> Iterable[tuple[float | None, Mapping[str, Tensor | None]]]:
-        """Return learning rates, with tensors of them that all have a gradient, or none of them."""
-        skips = any(tensor is None for tensor in tensors.values())
-        if skips and not self.rules.synchronous:
-            rule = f"left out in mode {self.rules.mode!r}, where updates wait for no other worker"
-            raise InvalidValueError("a gradient", None, rule)
-        if not tensors or not (self._rates or skips):
-            return [(self._lr, tensors)]
-        found: dict[tuple[float | None, bool], dict[str, Tensor | None]] = {}
-        for name, tensor in tensors.items():
-            alike = self._rates.get(name, self._lr), tensor is None
-            found.setdefault(alike, {})[name] = tensor
-        return [(lr, some) for (lr, _), some in found.items()]
 
     def _ready(self, key: str) -> Declared:
         self._session.require_going()

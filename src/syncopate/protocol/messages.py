@@ -77,7 +77,8 @@ class Register(Message, frozen=True):
         rank: the rank that it wants, or had; -1: any.
         run: the run whose state a server brings; empty: none.
         durable: whether a server keeps its state on disk.
-        steps: that a server with state can go on from; None: any.
+        steps: that a server with state can go on from; None: any. Of a worker the step at which it
+            brings the job from other servers; None: it brings none.
     """
 
     protocol: int

@@ -86,6 +86,11 @@ class WorkerMachine:
         return not self._busy
 
     @property
+    def pushed(self) -> int:
+        """How many pushes of a slice there were at most."""
+        return max((flow.pushed for flow in self._flows.values()), default=0)
+
+    @property
     def durable(self) -> bool:
         """Whether a server keeps its state on disk."""
         return any(link.durable for link in self._links)
@@ -273,9 +278,8 @@ class WorkerMachine:
             if link.open and rank not in wanted:
                 link.heard_s = now_s
             elif now_s - link.heard_s > link.patience_s(self._limits):
-                silent_s, address = now_s - link.heard_s, self._addresses[rank]
-                worker = self._roster.rank
-                return [act.Fail(reasons.out_of_reach(worker, rank, address, silent_s))]
+                told = (self._roster.rank, rank, self._addresses[rank], now_s - link.heard_s)
+                return [act.Fail(reasons.out_of_reach(*told))]
             if link.hello_again(now_s, self._limits.retry_s):
                 found += self._hello(rank, now_s)
         return found + self._overdue(now_s) if now_s >= self.due_s else found
@@ -310,8 +314,7 @@ class WorkerMachine:
             return [act.Fail(reason)]
         link.boot, link.durable, link.open = welcome.boot, welcome.durable, True
         link.wait_s = 0.0
-        found: list[Action] = []
-        found += [act.Send(server, each, _URGENT) for each in self._declarations(server)]
+        found: list[Action] = [act.Send(server, s, _URGENT) for s in self._declarations(server)]
         for key, flow in self._flows.items():
             if self._server(key) != server:
                 continue
@@ -331,9 +334,7 @@ class WorkerMachine:
 
     def _of_layout(self, server: int) -> list[msg.Message]:
         """Return what it shall keep of tensors."""
-        if self._layout is None:
-            return []
-        return [*declared(self._layout, self._rules, server)]
+        return [] if self._layout is None else [*declared(self._layout, self._rules, server)]
 
     def _send(self, key: int, now_s: float) -> list[Action]:
         """Send what the window allows."""
@@ -378,8 +379,7 @@ class WorkerMachine:
     def _lost(self, ack: msg.Ack, now_s: float) -> list[Action]:
         """Send again what the answer to a query says is lost."""
         flow = self._flows[ack.key]
-        found: list[Action] = []
-        query = flow.query
+        found, query = list[Action](), flow.query
         if query is None or query.number != ack.query:
             return found
         flow.query = None

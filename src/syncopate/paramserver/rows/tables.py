@@ -81,6 +81,23 @@ class Tables:
         self._declared[key] = _Declared(table, rules, slices)
         self._session.declare_table([TableSlice(piece, rules) for piece in slices])
 
+    def brought(self, before: Tables, held: Mapping[str, TableState] | None) -> None:
+        """Go on with the tables of other servers; blocks until worker 0 has brought them.
+
+        Args:
+            before: as they were declared there.
+            held: worker 0's: what :meth:`held` returned of each; None: of another worker.
+        """
+        for key, (table, rules, _) in before._declared.items():
+            self.declare(key, table, rules)
+            if held is not None:
+                self.begin(key, held[key]).wait()
+            self.meet(key)
+
+    def all_held(self) -> dict[str, dict[str, Tensor]]:
+        """Return what :meth:`held` returns of each table."""
+        return {key: self.held(key) for key in self._declared}
+
     def of(self, key: str) -> Table:
         """Return the table ``key``.
 

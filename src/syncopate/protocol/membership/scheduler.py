@@ -18,7 +18,7 @@ from syncopate.protocol.membership.admission import Admission, assign
 from syncopate.protocol.membership.incarnation import FIRST_LIFE, Incarnation
 from syncopate.protocol.membership.member import REGISTER_S
 from syncopate.protocol.membership.members import Member, Members, Seated, member_of
-from syncopate.protocol.membership.successor import Successor
+from syncopate.protocol.membership.successor import Successor, begun
 from syncopate.protocol.messages import SERVER, WORKER, Refusal
 
 _PART_S = 2.0
@@ -299,11 +299,11 @@ class SchedulerMachine:
 
     def _begin(self, now_s: float) -> list[Action]:
         """Begin with those who came, or go on; end the job where that cannot be."""
-        if self._successor is not None:
-            found = self._successor.found([m.register for m in self._of(SERVER, "here")])
-            if isinstance(found, str):
-                return self.abort(found)
-            self.incarnation, self._successor = found, None
+        registers, successor = [m.register for m in self._members.values()], self._successor
+        found = begun(registers) if successor is None else successor.found(registers)
+        if isinstance(found, str):
+            return self.abort(found)
+        self.incarnation, self._successor = found, None
         self._complete = True
         self.changes += 1
         for role in self._wanted:

@@ -6,6 +6,10 @@ then gathers the same number of new workers, and its servers with what they have
 say from which steps they can go on; the newest that all can is the incarnation's. Servers go back
 to it before any worker hears of them, and write that down: what a server had beyond is gone.
 Workers begin with these weights, and count their pushes on from the step.
+
+[Note: a job that moves] Workers may bring a job from other servers: they register with the step at
+which it is. Until servers here have all that worker 0 brings, the job is still whole where it was:
+what some of them have of it counts for nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +20,19 @@ from syncopate.protocol import messages as msg
 from syncopate.protocol.membership.incarnation import NOTHING, Incarnation
 from syncopate.protocol.membership.members import Seated
 from syncopate.protocol.messages import Refusal
+
+
+def begun(registers: Collection[msg.Register]) -> Incarnation | str:
+    """Return the first incarnation of a run; why there is none, in words."""
+    steps = {each.steps for each in registers if each.role == msg.WORKER}
+    if len(steps) == 1:
+        return Incarnation(origin=max(steps.pop() or (), default=NOTHING))
+    told = ", ".join(
+        f"worker {each.rank}: {f'step {max(each.steps)}' if each.steps else 'none'}"
+        for each in registers
+        if each.role == msg.WORKER
+    )
+    return f"workers do not bring the same step of one job here ({told})"
 
 
 def common_step(offers: Iterable[tuple[int, ...] | None]) -> int | None:
@@ -62,10 +79,19 @@ class Successor:
         raise Refusal(msg.OTHER_RUN, reason)
 
     def found(self, registers: Collection[msg.Register]) -> Incarnation | str:
-        """Return the incarnation that all servers are there for; why there is none, in words."""
-        step = common_step(each.steps if each.run else (NOTHING,) for each in registers)
+        """Return the incarnation that all are there for; why there is none, in words."""
+        if any(each.steps is not None for each in registers if each.role == msg.WORKER):
+            return "the job here goes on by itself: another one cannot be moved to its servers"
+        registers = [each for each in registers if each.role == msg.SERVER]
+        offers = [each.steps if each.run else (NOTHING,) for each in registers]
+        before = self._incarnation
+        if before.origin != NOTHING:
+            offers = [o and tuple(step for step in o if step != NOTHING) for o in offers]
+            if any(offer == () for offer in offers):
+                return "the job had not moved here when all was killed: go on where it was"
+        step = common_step(offers)
         if step is not None:
-            return Incarnation(self._incarnation.number + 1, step)
+            return Incarnation(before.number + 1, step, before.origin)
         had = "; ".join(
             f"server {each.rank}: {', '.join(map(str, each.steps or ())) or 'none'}"
             for each in sorted(registers, key=lambda each: each.rank)

@@ -1,0 +1,314 @@
+"""A job moves to other servers between two steps: its weights are those of one that stayed."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+
+from syncopate.errors import InvalidValueError, ParameterServerError
+from syncopate.paramserver.job import Job
+from syncopate.paramserver.launch import free_port
+from syncopate.paramserver.scheduler import Scheduler
+from syncopate.protocol.rules import SGD, Adagrad, Adam, Rules
+from syncopate.protocol.table import Normal, Table
+from tests.multiprocess.paramserver.servers import QUICK, Child, _serve, _work, wait_for
+
+STEPS = 9
+SSGD = Rules(mode="ssgd", optimizer=Adam(lr=0.05))
+LIMITS = msgspec.structs.replace(QUICK, slice_bytes=512)
+TABLE = Table(rows=500, width=4, initial=Normal(std=0.1, seed=3))
+
+
+def _schedule(job, state, limits):
+    Scheduler(job, limits, state=state).run()
+
+
+class _Place:
+    """A scheduler and servers, all of which keep state; workers may come and go."""
+
+    def __init__(self, folder, servers, limits=LIMITS):
+        self.job = Job(port=free_port(), servers=servers, workers=2)
+        self.folder, self.limits = folder, limits
+        self.children = {}
+        self.begin()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for child in self.children.values():
+            child.end()
+
+    @property
+    def address(self):
+        return f"127.0.0.1:{self.job.port}"
+
+    def begin(self, *names):
+        """Start scheduler and servers, or those that are named."""
+        for name in names or ("scheduler", *(f"server {n}" for n in range(self.job.servers))):
+            role, _, rank = name.partition(" ")
+            state = self.folder / name.replace(" ", "-")
+            if role == "scheduler":
+                self.children[name] = Child(_schedule, self.job, state, self.limits)
+            else:
+                job = msgspec.structs.replace(self.job, rank=int(rank))
+                self.children[name] = Child(_serve, job, state, self.limits, "")
+
+    def work(self, rules, function, *args):
+        """Start both workers here."""
+        for rank in range(2):
+            job = msgspec.structs.replace(self.job, rank=rank)
+            given = (job, rules, self.limits, "", function, *args)
+            self.children[f"worker {rank}"] = Child(_work, *given)
+
+    def kill(self, *names):
+        """Kill some, or all."""
+        killed = [self.children[name] for name in names or self.children]
+        for child in killed:
+            child.process.kill()
+        for child in killed:
+            child.process.join()
+
+    def results(self):
+        return [self.children[f"worker {rank}"].result() for rank in range(2)]
+
+    def is_over(self):
+        """Say whether the job here came to a good end, as its scheduler has it on disk."""
+        return msgspec.json.decode((self.folder / "scheduler/scheduler.json").read_bytes())["over"]
+
+    def end(self):
+        """Wait until scheduler and servers have ended well."""
+        for name, child in self.children.items():
+            if not name.startswith("worker"):
+                child.result()
+
+
+def _gradients(model, step, rank):
+    own = torch.Generator().manual_seed(2 * step + rank)
+    model.zero_grad()
+    model(torch.randn(8, 24, generator=own)).square().sum().backward()
+    return {name: p.grad for name, p in model.named_parameters()}
+
+
+def _halting(store, at, folder):
+    """Let a worker halt before it calls the method ``at`` while it moves, until it may go on."""
+    function = getattr(store, at)
+
+    def halts(*args):
+        if not (folder / "halts").exists():
+            (folder / "halts").touch()
+            wait_for((folder / "goes").exists)
+        return function(*args)
+
+    setattr(store, at, halts)
+
+
+def _train(store, moves, halt=None):
+    """Train a model of a large tensor and many small ones, and a table; move before some steps."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(24, 24) for _ in range(20)))
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    groups = {"0.weight": SGD(lr=0.01, momentum=0.9)}
+    store.init(weights, groups if store.rules.clip_norm is None else None)
+    if store.rules.clip_norm is None:
+        store.init_rows("user", TABLE, Adagrad(lr=0.1))
+    counts = [store.num_servers]
+    for step in range(store.step, STEPS):
+        if step in moves:
+            if halt is not None and store.rank == halt[0]:
+                _halting(store, *halt[1:])
+            store.move(moves[step])
+            assert store.step == step
+            counts.append(store.num_servers)
+        if step >= 2:
+            store.set_learning_rate(0.01)
+        pushed = [store.push_many(_gradients(model, step, store.rank))]
+        if store.rules.clip_norm is None:
+            own = torch.Generator().manual_seed(step + store.rank)
+            ids = torch.randint(500, (20,), generator=own)
+            rows = store.pull_rows("user", ids)
+            rows.wait()
+            pushed += [store.push_rows("user", ids, rows.out * 0.5)]
+        pulled = store.pull_many(weights)
+        for handle in (*pushed, pulled):
+            handle.wait()
+    state = {f"{n} {k}": t for n, each in store.state().items() for k, t in each.items()}
+    if store.rules.clip_norm is None:
+        state |= store.table_state("user")
+    return counts, weights | state
+
+
+def _alike(one, two):
+    assert one.keys() == two.keys()
+    for name in one:
+        assert torch.equal(one[name], two[name]), name
+
+
+@pytest.fixture(scope="module", params=["", "clipped"])
+def undisturbed(request, tmp_path_factory):
+    """Rules, and what a job has at its end that stays where it is."""
+    rules = msgspec.structs.replace(SSGD, clip_norm=0.5) if request.param else SSGD
+    with _Place(tmp_path_factory.mktemp("stays"), 2) as stays:
+        stays.work(rules, _train, {})
+        (_, found), other = stays.results()
+        _alike(found, other[1])
+    return rules, found
+
+
+def test_a_job_that_moves_has_the_bits_of_one_that_stays(tmp_path, undisturbed):
+    rules, expected = undisturbed
+    with (
+        _Place(tmp_path / "one", 2) as one,
+        _Place(tmp_path / "two", 3) as two,
+        _Place(tmp_path / "three", 1) as three,
+    ):
+        one.work(rules, _train, {4: two.address, 7: three.address})
+        for counts, found in one.results():
+            assert counts == [2, 3, 1]
+            _alike(found, expected)
+        for place in (one, two, three):
+            place.end()
+
+
+@pytest.fixture
+def places(tmp_path):
+    """Two servers, and three others that a job of those may move to."""
+    with _Place(tmp_path / "one", 2) as one, _Place(tmp_path / "two", 3) as two:
+        yield one, two
+
+
+def _moves(places, rules, folder, rank, at):
+    """Let a job move, and return when worker ``rank`` halts before it calls ``at``."""
+    one, two = places
+    one.work(rules, _train, {4: two.address}, (rank, at, folder))
+    wait_for((folder / "halts").exists)
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        (0, "pull_many"),
+        (0, "_enter"),
+        (0, "_begin"),
+        (1, "_begin"),
+        (0, "push_many"),
+        (1, "push_many"),
+    ],
+)
+def test_all_that_is_killed_goes_on_where_the_job_is(tmp_path, places, undisturbed, moment):
+    rules, expected = undisturbed
+    one, two = places
+    _moves(places, rules, tmp_path, *moment)
+    one.kill()
+    two.kill()
+    place, _other = (two, one) if one.is_over() else (one, two)
+    place.begin()
+    place.work(rules, _train, {})
+    for counts, found in place.results():
+        assert counts == [place.job.servers]
+        _alike(found, expected)
+    if moment[0] == 0:
+        assert (place is two) == (moment[1] == "push_many")
+
+
+@pytest.mark.parametrize("killed", [(0, "server 1"), (1, "server 1"), (0, "scheduler")])
+@pytest.mark.parametrize("at", ["_enter", "_begin"])
+def test_a_server_or_scheduler_that_is_killed_meanwhile_comes_back(
+    tmp_path, places, undisturbed, killed, at
+):
+    rules, expected = undisturbed
+    _moves(places, rules, tmp_path, 0, at)
+    where, name = killed
+    places[where].kill(name)
+    places[where].begin(name)
+    (tmp_path / "goes").touch()
+    for counts, found in places[0].results():
+        assert counts == [2, 3]
+        _alike(found, expected)
+    for place in places:
+        place.end()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_worker_that_is_killed_meanwhile_ends_both_jobs_and_all_goes_on_where_it_is(
+    tmp_path, places, undisturbed, rank
+):
+    rules, expected = undisturbed
+    one, two = places
+    _moves(places, rules, tmp_path, rank, "_begin")
+    one.kill(f"worker {rank}")
+    assert f"worker {rank} was" in two.children["scheduler"].refusal()
+    assert one.children["scheduler"].outcome()[0] in {"refused", "result"}
+    assert one.children[f"worker {1 - rank}"].outcome()[0] == "refused"
+    place = two if one.is_over() else one
+    place.begin()
+    place.work(rules, _train, {})
+    for counts, found in place.results():
+        assert counts == [place.job.servers]
+        _alike(found, expected)
+
+
+def _stays(store, address):
+    total = torch.zeros(30)
+    store.init({"sum": total})
+    with pytest.raises(ParameterServerError, match="2 of 3 servers"):
+        store.move(address)
+    store.push("sum", torch.ones(30)).wait()
+    store.pull("sum", total).wait()
+    return total
+
+
+def test_a_job_goes_on_where_it_is_if_the_other_servers_do_not_come(tmp_path):
+    hasty = msgspec.structs.replace(LIMITS, join_s=4.0)
+    with _Place(tmp_path / "one", 2) as one, _Place(tmp_path / "two", 3, hasty) as two:
+        two.kill("server 2")
+        one.work(Rules(optimizer=SGD(lr=1.0)), _stays, two.address)
+        for total in one.results():
+            assert torch.equal(total, torch.full((30,), -1.0))
+        one.end()
+
+
+def _count(store, address, folder):
+    total = torch.zeros(3000)
+    store.init({"sum": total})
+    for step in range(10 * (store.rank + 1)):
+        if step == 5 * (store.rank + 1):
+            store.move(address)
+        store.push("sum", torch.ones(3000))
+    store.push("sum", torch.ones(3000)).wait()
+    (folder / str(store.rank)).touch()
+    wait_for((folder / str(1 - store.rank)).exists)
+    store.pull("sum", total).wait()
+    return store.step, store.num_servers, total
+
+
+def test_each_asynchronous_push_counts_once(tmp_path, places):
+    one, two = places
+    one.work(Rules(mode="asgd", optimizer=SGD(lr=1.0)), _count, two.address, tmp_path)
+    for step, servers, total in one.results():
+        assert (step, servers) == (0, 3)
+        assert torch.equal(total, torch.full((3000,), -32.0))
+
+
+def _refused(store, address):
+    store.init({"sum": torch.zeros(3)})
+    with pytest.raises(InvalidValueError) as refused:
+        store.move(address)
+    with pytest.raises(InvalidValueError, match="HOST:PORT"):
+        store.move("nowhere")
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("rules", "why"),
+    [
+        (Rules(mode="dc-asgd"), "servers keep weights of each worker"),
+        (Rules(mode="asgd", staleness=2), "would wait for those that have stopped"),
+    ],
+)
+def test_what_cannot_be_moved_is_refused(tmp_path, rules, why):
+    with _Place(tmp_path, 1) as one:
+        one.work(rules, _refused, "127.0.0.1:1")
+        assert all(why in said for said in one.results())
