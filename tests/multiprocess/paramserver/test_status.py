@@ -46,8 +46,9 @@ def test_who_asks_learns_how_far_each_node_is(tmp_path: Path) -> None:
     with LocalServers(servers=2, workers=2) as running:
         workers = running.start(_trains, tmp_path)
         wait_for(lambda: len(list(tmp_path.glob("worker-*"))) == 2)
-        # Heartbeats carry it.
-        wait_for(lambda: all(n.figures.step == STEPS for n in _workers(running.job)))
+        # Each node's own heartbeat carries it.
+        wait_for(lambda: all(n.figures.step == STEPS for n in _nodes(running.job, "worker")))
+        wait_for(lambda: any(n.figures.step == STEPS for n in _nodes(running.job, "server")))
         said = status(running.job).standing
         assert (said.complete, said.servers, said.workers) == (True, 2, 2)
         assert [(n.role, n.rank, n.state) for n in said.nodes] == [
@@ -65,8 +66,8 @@ def test_who_asks_learns_how_far_each_node_is(tmp_path: Path) -> None:
         assert running.ended() is None
 
 
-def _workers(job: Job) -> list[Any]:
-    return [node for node in status(job).standing.nodes if node.role == "worker"]
+def _nodes(job: Job, role: str) -> list[Any]:
+    return [node for node in status(job).standing.nodes if node.role == role]
 
 
 @pytest.fixture
