@@ -11,6 +11,7 @@ from syncopate.errors import InvalidValueError, ParameterServerError
 from syncopate.paramserver.job import Job
 from syncopate.paramserver.launch import free_port
 from syncopate.paramserver.scheduler import Scheduler
+from syncopate.paramserver.status import status
 from syncopate.protocol.rules import SGD, Adagrad, Adam, Rules
 from syncopate.protocol.table import Normal, Table
 from tests.multiprocess.paramserver.servers import QUICK, Child, _serve, _work, wait_for
@@ -77,6 +78,11 @@ class _Place:
     def is_over(self):
         """Say whether the job here came to a good end, as its scheduler has it on disk."""
         return msgspec.json.decode((self.folder / "scheduler/scheduler.json").read_bytes())["over"]
+
+    def servers(self):
+        """Return where the scheduler here says that its servers are."""
+        nodes = status(self.job).standing.nodes
+        return {node.rank: node.address for node in nodes if node.role == "server"}
 
     def end(self):
         """Wait until scheduler and servers have ended well."""
@@ -221,8 +227,11 @@ def test_a_server_or_scheduler_that_is_killed_meanwhile_comes_back(
     rules, expected = undisturbed
     _moves(places, rules, tmp_path, 0, at)
     where, name = killed
+    before = places[where].servers()
     places[where].kill(name)
     places[where].begin(name)
+    if name != "scheduler":  # the job may be over without it: it is to come back before that
+        wait_for(lambda: places[where].servers() != before)
     (tmp_path / "goes").touch()
     for counts, found in places[0].results():
         assert counts == [2, 3]
