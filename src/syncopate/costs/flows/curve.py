@@ -10,7 +10,8 @@ is a guess, from which nothing is played, and the guess is far above the rival a
 
 Curves may bend both ways, for messages that miss each other at one size meet at another. So a chord
 is believed only where a size between was played too, within a factor of ``_NEAR``, that came out as
-the chord or as the lines foretold.
+the chord and as the lines foretold. Where it came out as the chord alone, the curve may be jagged,
+and that size on the chord by chance: there chords are no longer than a factor of ``_BESIDE``.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ _FIRST = tuple(4.0**power for power in range(-4, 25))
 """Sizes in bytes that are played first: from less than a byte to more than any buffer."""
 _NEAR = 1.5
 """Between sizes that are farther apart messages may meet of which neither of the two tells."""
+_BESIDE = 1.02
+"""What is between sizes that are closer than this is believed to be on their chord."""
 _NARROW = 1.0005
 """Sizes that are closer than this are not told apart."""
 _SAME = 1e-8
@@ -54,7 +57,7 @@ def played_pieces(several: Sequence[Traffic], rival: Pieces | None = None) -> li
     """Return the seconds that each traffic takes, by the size of the buffer.
 
     They never fall: where a larger buffer would be through earlier, because its messages happen to
-    meet less, both cost the same, half way between what they take.
+    meet less, both cost the same, what most sizes around there take (see ``_rising``).
 
     Args:
         several: the traffics.
@@ -82,7 +85,7 @@ def played_pieces(several: Sequence[Traffic], rival: Pieces | None = None) -> li
         for (index, low, middle, high), point in zip(cut, found, strict=True):
             known = points[index]
             known[middle] = point
-            if high <= low * _NEAR and _on_chord(known[low], known[high], point):
+            if _believed(known[low], known[high], point):
                 continue
             sure = _foretold(known[low], known[high], point)
             intervals += [(index, low, middle, sure), (index, middle, high, sure)]
@@ -123,16 +126,19 @@ def _between(low: _Point, high: _Point, *, sure: bool) -> float | None:
         high: the larger.
         sure: whether the curve is known to keep to its lines around there.
     """
-    if high.seconds <= low.seconds * (1 + CLOSE) or high.nbytes <= low.nbytes * _NARROW:
-        return None
+    beside = high.nbytes <= low.nbytes * _BESIDE
     half_way = math.sqrt(low.nbytes * high.nbytes)
+    if high.nbytes <= low.nbytes * _NARROW:
+        return None
+    if high.seconds <= low.seconds * (1 + CLOSE):
+        return None if beside or _tells(low, high) else half_way
     crossing = _crossing(low, high)
     if crossing is None:
         return None if _one_line(low, high) else half_way
     share = (crossing - low.nbytes) / (high.nbytes - low.nbytes)
     chord_s = low.seconds + share * (high.seconds - low.seconds)
     if abs(chord_s - low.at(crossing)) <= CLOSE * low.at(crossing):
-        return None if sure and high.nbytes <= low.nbytes * _NEAR else half_way
+        return None if sure and beside else half_way
     within = low.nbytes * _NARROW < crossing < high.nbytes / _NARROW
     return crossing if within else half_way
 
@@ -157,8 +163,19 @@ def _foretold(low: _Point, high: _Point, middle: _Point) -> bool:
     crossing = _crossing(low, high)
     if crossing is None:
         return False
-    line = low if middle.nbytes <= crossing else high
-    return abs(line.at(middle.nbytes) - middle.seconds) <= CLOSE * middle.seconds
+    return _tells(low if middle.nbytes <= crossing else high, middle)
+
+
+def _tells(point: _Point, other: _Point) -> bool:
+    """Say whether the line of one size foretold another."""
+    return abs(point.at(other.nbytes) - other.seconds) <= CLOSE * other.seconds
+
+
+def _believed(low: _Point, high: _Point, middle: _Point) -> bool:
+    """Say whether chords from two sizes to what was played between them are close to the curve."""
+    if high.nbytes > low.nbytes * _NEAR or not _on_chord(low, high, middle):
+        return False
+    return high.nbytes <= low.nbytes * _BESIDE or (_tells(low, middle) and _tells(high, middle))
 
 
 def _on_chord(low: _Point, high: _Point, middle: _Point) -> bool:
@@ -179,7 +196,10 @@ def _joined(points: Sequence[_Point], least_slope: float) -> Pieces:
     last = last._replace(slope=max(last.slope, least_slope))
     start_s = max(first.seconds - max(first.slope, 0.0) * first.nbytes, 0.0)
     sizes = np.array([0.0, *(point.nbytes for point in points)])
-    seconds = _rising(np.array([start_s, *(point.seconds for point in points)]))
+    # A point counts for the sizes half way to its neighbours, in logarithms.
+    ends = np.log([first.nbytes, *(point.nbytes for point in points), last.nbytes])
+    weights = np.append(0.0, ends[2:] - ends[:-2])
+    seconds = _rising(np.array([start_s, *(point.seconds for point in points)]), weights)
     slopes = np.append(np.diff(seconds) / np.diff(sizes), max(last.slope, 0.0))
     # Where the line goes on as it came there is no end of a piece.
     bends = np.abs(np.diff(slopes)) * sizes[1:] > _SAME * seconds[1:]
@@ -189,12 +209,25 @@ def _joined(points: Sequence[_Point], least_slope: float) -> Pieces:
     return Pieces.of(np.append(sizes[1:], np.inf), seconds - slopes * sizes, slopes)
 
 
-def _rising(seconds: FloatArray) -> FloatArray:
-    """Return the values that never fall and are nowhere farther off than they have to be.
+def _rising(seconds: FloatArray, weights: FloatArray) -> FloatArray:
+    """Return the values that never fall and whose weighted sum of distances is the least.
 
-    Between the largest up to a place and the least from there on, half way, is as near as any that
-    never fall come to the farthest of all (isotonic regression by the largest error).
+    That is isotonic regression by absolute error. Neighbours that fall are pooled, and each pool
+    has its median (Robertson and Waltman, On Estimating Monotone Parameters, 1968): the peaks and
+    dips of a few sizes do not move the price of all others around them.
     """
-    before = np.maximum.accumulate(seconds)
-    behind = np.minimum.accumulate(seconds[::-1])[::-1]
-    return (before + behind) / 2
+    pools: list[tuple[float, int, int]] = []
+    for index, value in enumerate(seconds.tolist()):
+        pool = (value, index, index + 1)
+        while pools and pools[-1][0] > pool[0]:
+            both = slice(pools.pop()[1], index + 1)
+            pool = (_median(seconds[both], weights[both]), both.start, both.stop)
+        pools.append(pool)
+    return np.concatenate([np.full(end - first, middle) for middle, first, end in pools])
+
+
+def _median(values: FloatArray, weights: FloatArray) -> float:
+    """Return a value such that those below and those above weigh at most half of all."""
+    order = np.argsort(values)
+    heavier = np.cumsum(weights[order])
+    return float(values[order][np.searchsorted(heavier, heavier[-1] / 2)])
