@@ -9,14 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-_OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def visible(text: str) -> str:
     r"""Return a text in which a terminal finds nothing to obey but new lines and tabs.
 
-    Control characters, and those that turn the direction of writing, are shown as Python writes
-    them. Names from files that others wrote may hold them.
+    Control characters, separators of lines, and those that turn the direction of writing, are
+    shown as Python writes them. Names from files that others wrote may hold them.
 
     Example:
         >>> print(visible("a\x1b[31mb"))

@@ -80,6 +80,23 @@ def write_output(path: str | os.PathLike[str], data: bytes) -> Path:
     return target
 
 
+def require_writable(path: str | os.PathLike[str]) -> None:
+    """Refuse a path that :func:`write_output` could not write to, before work is done for it.
+
+    Nothing is made or opened. A disk may still be full, or a folder be taken away, by the end.
+
+    Raises:
+        ArtifactError: it is a folder, is in none that can be made, or may not be written.
+    """
+    target = Path(path)
+    if _inherited(target) is not None:
+        return
+    try:
+        _access(Path(os.path.realpath(target)))
+    except OSError as error:
+        raise ArtifactError(target, f"cannot write: {error.strerror or error}") from None
+
+
 def newly_made(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
     """Return the folders of ``paths`` that were made for files since this was last asked."""
     found = []
@@ -175,6 +192,25 @@ def _is_replaceable(path: Path) -> bool:
         return stat.S_ISREG(path.stat().st_mode)
     except FileNotFoundError:
         return True
+
+
+def _access(target: Path) -> None:
+    """Ask whether a file, which is no link, may be written, and, if new, what it is to be in.
+
+    Raises:
+        OSError: it may not.
+    """
+    if target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    asked = [(target, os.W_OK)] if target.exists() else []
+    if _is_replaceable(target):  # a new file takes its place
+        folder = next(parent for parent in target.parents if parent.exists())
+        asked.append((folder, os.W_OK | os.X_OK))
+    for there, rights in asked:
+        if not os.access(there, rights):
+            reads_only = os.statvfs(there).f_flag & os.ST_RDONLY
+            number = errno.EROFS if reads_only else errno.EACCES
+            raise OSError(number, os.strerror(number))
 
 
 def _pour(descriptor: int, data: bytes) -> None:

@@ -52,6 +52,7 @@ def test_wrong_values_are_value_errors_and_usage_errors(cls):
 def test_what_a_terminal_would_obey_is_shown():
     assert errors.visible("a\tb\n\u6a21\xef") == "a\tb\n\u6a21\xef"
     assert errors.visible("\x1b[31m\x07\r\x9b\u202e\x7f") == r"\x1b[31m\x07\r\x9b\u202e\x7f"
+    assert errors.visible("a\u2028\u2029\u200e\u200f\u061cb") == r"a\u2028\u2029\u200e\u200f\u061cb"
     assert str(errors.ArtifactError("a\x1b[2J.json", "no")) == r"a\x1b[2J.json: no"
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from syncopate.errors import ArtifactError
-from syncopate.output import is_standard_output, write_output
+from syncopate.output import is_standard_output, require_writable, write_output
 from tests.children import HANGS_S
 from tests.unit.devices import device
 
@@ -163,9 +163,30 @@ def test_what_cannot_be_written_is_one_clear_error(tmp_path, kind):
     else:
         path.write_bytes(b"old")
         path = path / "b.json"
-    with pytest.raises(ArtifactError, match=f"{path}: cannot write: "):
+    with pytest.raises(ArtifactError, match=f"{path}: cannot write: ") as before:
+        require_writable(path)
+    with pytest.raises(ArtifactError) as after:
         write_output(path, b"new")
+    assert str(before.value) == str(after.value)
     assert os.listdir(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("name", ["there", "new", "new/folder/file"])
+def test_without_the_right_to_write_it_is_refused_beforehand(tmp_path, monkeypatch, name):
+    (tmp_path / "there").touch()
+    monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)
+    with pytest.raises(ArtifactError, match="cannot write: Permission denied"):
+        require_writable(tmp_path / name)
+    assert os.listdir(tmp_path) == ["there"]
+
+
+@pytest.mark.parametrize("name", ["-", "/dev/null", "there", "new", "new/folder/file", "link"])
+def test_what_can_be_written_is_left_alone_beforehand(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    Path("there").touch()
+    Path("link").symlink_to("nothing/yet")
+    require_writable(name)
+    assert sorted(os.listdir()) == ["link", "there"]
 
 
 @pytest.mark.parametrize("path", ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])

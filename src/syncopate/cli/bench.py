@@ -26,7 +26,7 @@ from syncopate.cli.common.console import (
     is_leader,
     out,
     progress_bar,
-    require_one_writer,
+    require_outputs,
     say_json,
     say_written,
 )
@@ -113,7 +113,7 @@ def _results(
     ] = False,
 ) -> dict[str, Any]:
     """Return where the results go, as the options describe it."""
-    require_one_writer(json, ("--output", output), ("--html", html))
+    require_outputs(json, ("--output", output), ("--html", html))
     return {"output": output, "html": html, "full": full, "json": json}
 
 

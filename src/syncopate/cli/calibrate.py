@@ -14,7 +14,7 @@ from syncopate.cli.common import ranks
 from syncopate.cli.common.console import (
     is_leader,
     progress_bar,
-    require_one_writer,
+    require_outputs,
     save_and_show,
     warn,
 )
@@ -63,7 +63,7 @@ def calibrate(
     """
     if not 0 < budget < math.inf:
         raise InvalidValueError("--budget", budget, "a finite number of seconds > 0")
-    require_one_writer(json, ("--output", output))
+    require_outputs(json, ("--output", output))
     size_list = [parse_bytes(size) for size in items(sizes)] or None
     names = _collectives(collectives)
     ranks.start_if_asked(where.local)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from syncopate.cli.common.console import out, remark, require_one_writer, say_written
+from syncopate.cli.common.console import out, remark, require_outputs, say_written
 from syncopate.cli.common.options import grouped
 from syncopate.cli.common.topology import topology_options
 from syncopate.errors import InvalidValueError
@@ -76,7 +76,7 @@ def run(
     from syncopate.lab.lab import Lab, LabReport
     from syncopate.lab.network import since
 
-    require_one_writer(False, ("--json", json), ("--cluster-out", cluster_out))
+    require_outputs(False, ("--json", json), ("--cluster-out", cluster_out))
     piped = json if is_standard_output(json) else cluster_out
     with Lab(topology) as lab:
         if cluster_out is not None:

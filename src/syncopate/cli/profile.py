@@ -21,7 +21,7 @@ from syncopate.cli.common.console import (
     is_leader,
     out,
     progress_bar,
-    require_one_writer,
+    require_outputs,
     save_and_show,
 )
 from syncopate.cli.common.options import grouped
@@ -178,7 +178,7 @@ def profile(
     absent.require_sound()
     if optimizer is not None:
         kind_named(optimizer)
-    require_one_writer(json, ("--output", output))
+    require_outputs(json, ("--output", output))
     if absent.is_meant:
         here.require_unsaid()
         _show_estimated(_estimate(builder, absent, optimizer), output, json)

@@ -10,7 +10,7 @@ import typer
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import Plan
 from syncopate.artifacts.workload import Workload
-from syncopate.cli.common.console import progress_bar, say_written
+from syncopate.cli.common.console import progress_bar, require_outputs, say_written
 from syncopate.cli.common.machines import load_cluster
 from syncopate.cli.common.options import grouped
 from syncopate.cli.common.timelines import read_recorded
@@ -100,6 +100,7 @@ def report(
     from syncopate.reports.pages.page import require_html
 
     require_html()
+    require_outputs(False, ("--output", output))
     read = read_recorded(*files, last=last, of_timelines=True)
     before = [read_recorded(path, last=last, of_timelines=True) for path in against or ()]
     with progress_bar("report") as advance:

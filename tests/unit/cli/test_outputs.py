@@ -19,6 +19,7 @@ from syncopate.artifacts.results.benchmark import Benchmark
 from syncopate.artifacts.workload import Workload
 from syncopate.cli import bench, main
 from syncopate.cli.common import ranks
+from syncopate.cli.predict import plan
 from syncopate.lab import lab as labs
 from syncopate.lab.ranks import Outcome, RankResult
 from tests.children import HANGS_S
@@ -195,6 +196,26 @@ def test_json_and_a_file_do_not_share_standard_output(run, name):
     option = "--html" if "html" in name else "--output"
     rule = "it must be a file, because --json takes standard output already"
     assert err == f"error: {option} is '-'; {rule}\n"
+
+
+@pytest.mark.parametrize("name", sorted(OPTIONS.keys() - {"convert"}))
+@pytest.mark.parametrize("path", ["timeline.json/under-a-file", "."])
+def test_what_cannot_be_written_is_refused_before_the_work(run, monkeypatch, name, path):
+    def begun(*given, **told):
+        raise AssertionError("the work has begun")
+
+    for owner, work in (
+        *((syncopate, one) for one in ("calibrate", "profile", "report")),
+        (bench, "_measure"),
+        (plan, "_plans"),
+        (labs, "Lab"),
+    ):
+        monkeypatch.setattr(owner, work, begun)
+    before = sorted(os.listdir())
+    code, out, err = run(name, path)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: {path}: cannot write: ")
+    assert sorted(os.listdir()) == before
 
 
 @pytest.mark.parametrize("path", ["-", "workload.json"])

@@ -25,7 +25,7 @@ from rich.text import Text
 from syncopate.artifacts.artifact import Artifact
 from syncopate.cli.common.launcher import LAUNCHER
 from syncopate.errors import InvalidValueError, visible
-from syncopate.output import is_standard_output, newly_made
+from syncopate.output import is_standard_output, newly_made, require_writable
 
 LINE_S = 10.0
 """How often long work says how far it is, off a terminal."""
@@ -165,15 +165,17 @@ def save_and_show(
     say_written(output, page)
 
 
-def require_one_writer(json: bool, *outputs: tuple[str, Path | None]) -> None:
-    """Refuse to let two things be written to standard output.
+def require_outputs(json: bool, *outputs: tuple[str, Path | None]) -> None:
+    """Refuse outputs that could not be written once the work is done, before it is.
 
     Args:
-        json: whether the command prints JSON there.
-        outputs: options that name files, and the files.
+        json: whether the command prints JSON on standard output.
+        outputs: options that name files, and the files; rank 0 writes them.
 
     Raises:
-        InvalidValueError: names the option and what it may say instead.
+        InvalidValueError: two things are to be written to standard output; names the option and
+            what it may say instead.
+        ArtifactError: a file cannot be written.
     """
     taken = "--json" if json else ""
     for option, path in outputs:
@@ -182,6 +184,8 @@ def require_one_writer(json: bool, *outputs: tuple[str, Path | None]) -> None:
                 rule = f"a file, because {taken} takes standard output already"
                 raise InvalidValueError(option, str(path), rule)
             taken = option
+        elif path is not None and is_leader():
+            require_writable(path)
 
 
 def _terminal() -> bool | None:

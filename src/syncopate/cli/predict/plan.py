@@ -20,7 +20,7 @@ from syncopate.cli.common.console import (
     note,
     out,
     progress_bar,
-    require_one_writer,
+    require_outputs,
     say_json,
     say_written,
 )
@@ -190,7 +190,7 @@ def plan(
     compares = policy != _BEST or wanted.told["algorithm"] is not None
     if output is None and not compares:
         output = Path(_DEFAULT)
-    require_one_writer(json, ("--output", output))
+    require_outputs(json, ("--output", output))
     say_unlike(work, cluster)
     with progress_bar("planning") as progress:
         plans = _plans(work, cluster, wanted, progress)

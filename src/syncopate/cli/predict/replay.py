@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from syncopate.artifacts.cluster import NETWORKS
-from syncopate.cli.common.console import note, progress_bar, require_one_writer, say_written, show
+from syncopate.cli.common.console import note, progress_bar, require_outputs, say_written, show
 from syncopate.cli.common.machines import load_cluster
 from syncopate.cli.common.options import grouped
 from syncopate.cli.common.timelines import table_options
@@ -92,7 +92,7 @@ def replay(
     import syncopate
 
     on = None if there.on is None else load_cluster(there.on)
-    require_one_writer(json, ("--output", output))
+    require_outputs(json, ("--output", output))
     with progress_bar("replaying") as advance:
         found = syncopate.replay(
             *files,

@@ -11,7 +11,7 @@ from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import Plan
 from syncopate.artifacts.workload import Workload
 from syncopate.cli.common import conditions
-from syncopate.cli.common.console import out, say_written
+from syncopate.cli.common.console import out, require_outputs, say_written
 from syncopate.cli.common.machines import machines_option, say_unlike
 from syncopate.cli.common.options import grouped
 from syncopate.cli.common.workloads import workload_option
@@ -71,6 +71,7 @@ def simulate(
     from syncopate.reports.phases import phases_report
     from syncopate.simulation import simulate as play
 
+    require_outputs(False, ("--output", output))
     given = Plan.load(plan)
     say_unlike(work, cluster)
     failures, variation = fails.of(cluster), varied.variation()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from syncopate.cli.common.console import err, out, progress_bar, require_one_writer, say_written
+from syncopate.cli.common.console import err, out, progress_bar, require_outputs, say_written
 from syncopate.output import is_standard_output, write_output
 from syncopate.validation.grid import POINTS
 
@@ -50,7 +50,7 @@ def validate(
 
       syncopate validate --points 48 -o validation.json --page validation.md
     """
-    require_one_writer(False, ("--output", output), ("--page", page))
+    require_outputs(False, ("--output", output), ("--page", page))
     try:
         found = _validated(output, points, quick=quick, again=again)
     except KeyboardInterrupt:

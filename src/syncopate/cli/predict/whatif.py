@@ -15,7 +15,7 @@ from syncopate.artifacts.workload import Workload
 from syncopate.cli.common.console import (
     err,
     progress_bar,
-    require_one_writer,
+    require_outputs,
     save_and_show,
 )
 from syncopate.cli.common.machines import Racks, RacksOption, UplinkOption, racks_of
@@ -248,7 +248,7 @@ def whatif(
 
       syncopate whatif workload.json --network 10gbe --nodes 16 --batch 32,64 --page whatif.html
     """
-    require_one_writer(json, ("--output", output), ("--page", page))
+    require_outputs(json, ("--output", output), ("--page", page))
     if page is not None:
         from syncopate.reports.pages.page import require_html
 
