@@ -152,6 +152,7 @@ FULL = {
     "tests/unit/cli/test_record.py::test_what_was_written": "processes that are killed",
     "tests/unit/tracing/test_trace_file.py::TestThinning::test_a_bound_on": "long runs",
     "tests/unit/benchmarks/test_scripts.py::test_every_benchmark": "every benchmark",
+    f"{_LABELLED}::test_drawn_in_other_forms": "drawn trainings",
     **{
         f"{_LABELLED}::test_drawn_trainings[{begin}": "drawn trainings"
         for begin in range(28, 252, 56)

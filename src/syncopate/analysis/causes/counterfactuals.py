@@ -17,11 +17,11 @@ from functools import cached_property
 from itertools import product
 
 import numpy as np
-from numpy.typing import NDArray
 
 from syncopate.analysis.causes.leads import Leads, covered
 from syncopate.analysis.causes.pace import paces
 from syncopate.analysis.causes.stages import Stages
+from syncopate.analysis.causes.unusual import in_common, unusual, usual
 from syncopate.analysis.evidence.links import SlowLinks
 from syncopate.analysis.evidence.noise import outstanding, surely_positive
 from syncopate.analysis.evidence.pipeline import RECV, SEND
@@ -33,16 +33,13 @@ from syncopate.analysis.replay.shares import Shares
 from syncopate.analysis.sweep import groups
 from syncopate.analysis.work import INPUT, SEVERAL
 from syncopate.artifacts.timeline import PAUSES
-from syncopate.artifacts.timelines.spans import LANES, Numbers, Times
+from syncopate.artifacts.timelines.spans import LANES, Mask, Numbers, Times
 
 WORTH = 0.02
 """What is less of an iteration than this part is not worth doing."""
 
 _UNUSUAL, _STRETCHED = 0.1, 1.5
 """What is unusual exceeds the usual by this part of computation; a transfer also is as long."""
-
-_FAR = 4.0
-"""And by this many times the spread of a rank's iterations."""
 
 _LATER, _MOSTLY = 1.1, 0.75
 """A link is slow where more than this part of its transfers takes this many times the others'."""
@@ -141,7 +138,8 @@ class Counterfactuals:
         level = self._parts_s.copy()
         if self.uneven:
             level[..., _PASSES] /= self._pace[..., None]
-        self._unusual = self._found_unusual(level)
+        self._unusual = unusual(level, self._counted, _COMPUTING)
+        self._common = in_common(self._unusual, self._counted)
         self.pausing = self._found_pausing(level)
         # Batches that differ by chance shall not look like ranks that surely differ.
         usual_s = np.broadcast_to(self._usual_s[:, None], level.shape).copy()
@@ -159,11 +157,8 @@ class Counterfactuals:
         self._shares = Shares(self._replay, self.ranks)
 
     def _median(self, parts_s: Times) -> Times:
-        """Return each rank's usual value: the median over iterations, of few the mean."""
-        of = parts_s[:, self._counted]
-        if len(self._counted) < SEVERAL:
-            return np.asarray(of.mean(axis=1))
-        return np.asarray(np.median(of, axis=1))
+        """Return each rank's usual value."""
+        return usual(parts_s, self._counted)
 
     @property
     def apart(self) -> float:
@@ -199,24 +194,19 @@ class Counterfactuals:
         together = product_s / np.maximum(spread_s.prod(axis=1), 1e-30)
         return bool(np.median(together) >= _TOGETHER)
 
-    def _found_unusual(self, level: Times) -> NDArray[np.bool_]:
-        """Return which parts of which ranks and iterations took unusually long."""
-        if len(self._counted) < SEVERAL:
-            return np.zeros(level.shape, bool)
-        of, usual_s = level[:, self._counted], self._median(level)[:, None]
-        spread_s = 1.4826 * np.median(np.abs(of - usual_s), axis=1, keepdims=True)
-        least_s = _UNUSUAL * usual_s[..., _COMPUTING].sum(axis=2, keepdims=True)
-        found = level > usual_s + np.maximum(least_s, _FAR * spread_s)
-        found[:, np.setdiff1d(np.arange(level.shape[1]), self._counted)] = False
-        return np.asarray(found)
-
     def _found_pausing(self, level: Times) -> tuple[int, ...] | None:
-        over_s = np.where(self._unusual, level - self._usual_s[:, None], 0.0).sum(axis=2)
-        when = np.asarray(self._unusual.any(axis=2))
+        own = self._unusual & ~self._common
+        over_s = np.where(own, level - self._usual_s[:, None], 0.0).sum(axis=2)
+        when = np.asarray(own.any(axis=2))
         return outstanding(
             dict(zip(self.ranks, over_s.sum(axis=1).tolist(), strict=True)),
             {rank: self._numbers[when[at]].tolist() for at, rank in enumerate(self.ranks)},
         )
+
+    @property
+    def common(self) -> tuple[int, ...]:
+        """The iterations in which all ranks took too long at once."""
+        return tuple(self._numbers[self._common.any(axis=1)].tolist())
 
     def unusual(self, rank: int) -> list[tuple[int, str]]:
         """Return the iterations and lanes, input among them, in which a rank took too long."""
@@ -228,8 +218,14 @@ class Counterfactuals:
 
     def _exceeds(self, rank: int, other: int, part: int, least_s: float) -> bool:
         """Return whether a rank surely exceeds another in a part, by ``least_s`` at least."""
-        more_s = (self._level[rank, :, part] - self._level[other, :, part])[self._counted]
-        return bool(more_s.mean() > least_s) and surely_positive(more_s.tolist(), len(self.ranks))
+        (alike,) = (mine for mine in self.stages.alike if rank in mine)
+        level = self._level[:, self._counted, part]
+        more_s = level[rank] - level[other]
+        if more_s.mean() <= least_s:
+            return False
+        others = [at for at in alike if at not in (rank, other)]
+        spreads_s = (level[others] - level[other]).std(axis=1)
+        return surely_positive(more_s.tolist(), len(self.ranks), spreads_s.tolist())
 
     def _found_slower(self) -> dict[int, list[int]]:
         """Find who exceeds the median of the others of its stage, of two medians the lower.
@@ -362,9 +358,17 @@ class Counterfactuals:
         changed.parts_s[..., _PASSES] *= self.stages.factors(usual_s, self.slower)[:, None]
 
     def as_usual(self, changed: Changed, rank: int) -> None:
-        """Let no iteration of a rank take unusually long."""
+        """Let no iteration of a rank take unusually long, but with all others."""
         at = self.ranks.index(rank)
-        where = self._unusual[at]
+        self._as_usual(changed, rank, self._unusual[at] & ~self._common)
+
+    def all_as_usual(self, changed: Changed) -> None:
+        """Let no iteration take unusually long on all ranks at once."""
+        for at, rank in enumerate(self.ranks):
+            self._as_usual(changed, rank, self._unusual[at] & self._common)
+
+    def _as_usual(self, changed: Changed, rank: int, where: Mask) -> None:
+        at = self.ranks.index(rank)
         level = self._parts_s[at].copy()
         if self.uneven:
             level[:, _PASSES] /= self._pace[at, :, None]

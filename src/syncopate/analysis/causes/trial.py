@@ -36,6 +36,9 @@ SLOW_SERVER, STAGES, PIPELINE = "slow server", "stages", "pipeline"
 GROUP = "group"
 """The lane of a slow link by which the messages of a group differ from those of groups like it."""
 
+TOGETHER = "together"
+"""Pauses of all ranks at once are a group of their own."""
+
 _TIMES = {PAUSE: 2.0}
 """Kinds of which this many times :data:`WORTH` has to be at stake: any rank pauses once."""
 
@@ -137,6 +140,8 @@ class Trial:
         without = self._without
         if without.uneven:
             yield Part(BATCHES, (), without.balanced)
+        if without.common:
+            yield Part(PAUSE, without.ranks, without.all_as_usual)
         for rank in without.pausing or ():
             yield Part(PAUSE, (rank,), partial(without.as_usual, rank=rank))
         for at in sorted(without.slower):
@@ -219,6 +224,7 @@ class Trial:
         kinds: dict[tuple[str, bool, str], list[Part]] = defaultdict(list)
         for one in self._parts:
             lane = self._without.longest(one.ranks[0])[0] if one.kind == COMPUTE else ""
+            lane = TOGETHER if one.kind == PAUSE and len(one.ranks) > 1 else lane
             kinds[one.kind, bool(one.ranks), lane].append(one)
         found: list[tuple[Part, ...]] = []
         (all_s,) = self._lasting([self._parts]).mean(axis=1).tolist()
@@ -302,6 +308,8 @@ class Trial:
         figures: tuple[str, float, float] = ("", 0.0, 0.0)
         if kind == PAUSE:
             where = {i for rank in ranks for i, _ in without.unusual(rank)}
+            common = set(without.common)
+            where = common if len(group[0].ranks) > 1 else where - common
         elif kind in PAUSES and kind != INPUT:
             where = {i for rank in ranks for i in without.paused(rank, kind)}
         elif kind == CONGESTION:

@@ -2,11 +2,11 @@
 
 Ranks that hold the same part of a model, share a layer, or are neighbours in a pipeline exchange as
 many bytes as other ranks in the same place do. Messages are alike of one collective, as many ranks
-and as many bytes; those of two stages also of the same stages, where there are several pipelines.
-A message takes from its last arrival to the first rank that is done with it. A group has a slow
-link where its messages usually take more than 1.5 times as long as those of the median group, and
-by more than clocks are wrong. What these groups have in common has the slow link: one rank, or all
-of a group.
+and as many bytes; where no bytes are known, of one name and label; those of two stages also of the
+same stages, where there are several pipelines. A message takes from its last arrival to the first
+rank that is done with it. A group has a slow link where its messages usually take more than 1.5
+times as long as those of the median group, and by more than clocks are wrong. What these groups
+have in common has the slow link: one rank, or all of a group.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LONGER, _LEAST_S = 1.5, 1e-4
 """Messages of a group with a slow link take so many times as long, and so much longer."""
 
 
-_Alike = tuple[str, int, int, tuple[int, ...]]
+_Alike = tuple[str, int, int, tuple[int, ...], str]
 
 
 class SlowGroups(NamedTuple):
@@ -112,6 +112,8 @@ def _messages(replay: Replay) -> Iterator[tuple[int, _Alike, tuple[int, ...]]]:
     place = {rank: at for at, mine in enumerate(stages(replay.timeline)) for rank in mine}
     several = max((len(mine) for mine in stages(replay.timeline)), default=0) > 1
     columns = (found.first, found.sizes, found.kinds)
+    labels = [group.name.rstrip("0123456789.-_ ") for group in replay.timeline.groups]
+    spans = found.spans
     for at, (first, size, kind) in enumerate(zip(*(one.tolist() for one in columns), strict=True)):
         if size < 2:
             continue
@@ -119,7 +121,13 @@ def _messages(replay: Replay) -> Iterator[tuple[int, _Alike, tuple[int, ...]]]:
         name = found.names[kind]
         two = name in (SEND, RECV)
         of = tuple(place.get(rank, -1) for rank in own) if two and several else ()
-        yield at, (SEND if two else name, size, nbytes[at], of), own
+        told = ""
+        if not nbytes[at]:
+            row = found.rows[first]
+            channel = int(spans.channel[row])
+            told = spans.texts[spans.name[row]] + " "
+            told += labels[channel] if 0 <= channel < len(labels) else str(channel)
+        yield at, (SEND if two else name, size, nbytes[at], of, told), own
 
 
 def _in_common(replay: Replay, slow: Sequence[_Slow]) -> Iterator[SlowGroups]:

@@ -60,20 +60,27 @@ def exceeds(own_s: Sequence[float], others_s: Iterable[Sequence[float]]) -> bool
     return statistics.median(own_s) - middle_s > SURE * doubt_s
 
 
-def surely_positive(values_s: Sequence[float], among: int = 1) -> bool:
+def surely_positive(
+    values_s: Sequence[float], among: int = 1, spreads_s: Sequence[float] = ()
+) -> bool:
     """Say whether the mean of values, one for each iteration, is above 0 by more than its error.
 
     Args:
         values_s: the values.
         among: of how many ranks they may be: of many one is far off by chance.
+        spreads_s: how other ranks' values vary: where they say more, few values are as sure.
     """
     if not values_s:
         return False
     mean_s, free = statistics.fmean(values_s), len(values_s) - 1
     if free < 1:
         return mean_s > 0
+    spread = statistics.stdev(values_s)
+    if spreads_s:
+        spread = max(spread, statistics.median(spreads_s))
+        free += free * len(spreads_s) // 2
     errors = _student(math.sqrt(SURE**2 + 2 * math.log(max(among, 1))), free)
-    return mean_s > errors * statistics.stdev(values_s) / math.sqrt(len(values_s))
+    return mean_s > errors * spread / math.sqrt(len(values_s))
 
 
 def _student(normal: float, free: int) -> float:

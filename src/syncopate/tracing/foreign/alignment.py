@@ -11,8 +11,9 @@ The kernels of NCCL say more: all ranks end one together, up to microseconds. So
 what these ends do, in the median. Then the rank whose kernel was the shortest came last, and what
 the kernels of others lasted longer they waited for it.
 
-On a CPU they end one at about the same time. Clocks are not moved by that, but it says by how much
-they may be off better than bounds do, which are as far apart as ranks wait for each other.
+On a CPU they end one at about the same time. That moves clocks where collectives of two lengths
+agree on it (:mod:`syncopate.tracing.foreign.ends`). Else it only says by how much they may be off,
+better than bounds do, which are as far apart as ranks wait for each other.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import statistics
 from collections.abc import Hashable, Sequence
 
 from syncopate.artifacts.timeline import Span
+from syncopate.tracing.foreign.ends import told
 from syncopate.tracing.foreign.iterations import iteration_of
 from syncopate.tracing.foreign.ranktrace import OF_ALL_RANKS, RankTrace
 from syncopate.tracing.merge import ClockOffset, offset_bounds
@@ -44,11 +46,19 @@ def offsets(traces: Sequence[RankTrace]) -> tuple[ClockOffset, ...]:
     spans = [_spans(mine, origin_ns) for mine in turns]
     bounds = offset_bounds(spans, (_TOGETHER,))
     ends = [_ends(trace) for trace in traces]
+    apart = len({trace.host or which for which, trace in enumerate(traces)}) == len(traces)
+    if (apart or _of_a_table(traces)) and (known := told(traces)) is not None:
+        return tuple(known)
     return tuple(
         _of_kernels(trace, traces[0], mine, ends[0])
         or _offset(trace, traces[0], between, _apart_ns(mine, ends[0]))
         for trace, between, mine in zip(traces, bounds, ends, strict=True)
     )
+
+
+def _of_a_table(traces: Sequence[RankTrace]) -> bool:
+    """Say whether ranks are of a table, which may have times of several clocks."""
+    return all(trace.host == trace.tool for trace in traces)
 
 
 def _of_kernels(

@@ -21,6 +21,7 @@ from syncopate.errors import InvalidValueError
 from syncopate.tracing.foreign.alignment import offsets
 from syncopate.tracing.foreign.chrome.places import places_of
 from syncopate.tracing.foreign.iterations import iteration_of, iterations
+from syncopate.tracing.foreign.labels import split
 from syncopate.tracing.foreign.ranktrace import LANE_OF, OF_ALL_RANKS, Launch, RankTrace
 from syncopate.tracing.merge import ClockOffset, merge
 from syncopate.units import format_seconds
@@ -49,7 +50,7 @@ def timeline_of(
         InvalidValueError: none at all, a rank twice, ranks of trainings of different sizes, or
             nothing that any of them did.
     """
-    traces = sorted(traces, key=lambda trace: trace.rank)
+    traces = split(sorted(traces, key=lambda trace: trace.rank))
     world_size = _world_size(traces)
     clocks = offsets(traces)
     traces = [

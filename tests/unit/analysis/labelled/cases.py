@@ -12,7 +12,7 @@ from typing import NamedTuple
 from syncopate.analysis.causes.explanation import Explanation, explanation
 from syncopate.tracing.foreign import read_timeline
 from tests.unit.analysis.labelled import faults as wrong
-from tests.unit.analysis.labelled import noted
+from tests.unit.analysis.labelled import forms, noted
 from tests.unit.analysis.labelled.faults import Fault
 from tests.unit.analysis.labelled.machine import Row
 from tests.unit.analysis.labelled.trainings import Training, lasts_s
@@ -24,6 +24,7 @@ WORTH = 0.03
 """A fault that costs less of an iteration than this need not be named."""
 
 Noted = Callable[[list[Row]], list[Row]]
+Form = Callable[[list[Row], Path], list[Path]]
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Case:
     faults: tuple[Fault, ...]
     how: str
     note: Noted
+    write: Form = forms.table
 
     @property
     def title(self) -> str:
@@ -83,8 +85,8 @@ def explained(case: Case, folder: Path) -> tuple[Explanation, float, list[float]
         but_s = lasts_s(case.training.rows(left, [fault]))
         only_s = lasts_s(case.training.rows([fault], left))
         each_s.append(max(with_s - but_s, only_s - without_s))
-    path = noted.table(case.note(rows), folder / f"{case.seed}.csv")
-    return explanation(read_timeline([path])), cost_s, each_s
+    paths = case.write(case.note(rows), folder)
+    return explanation(read_timeline(paths)), cost_s, each_s
 
 
 def judged(case: Case, folder: Path) -> Verdict:
@@ -235,3 +237,56 @@ FAULTS: dict[str, Draw] = {
         if of.stages > 1 else []
     ),
 }  # fmt: skip
+
+
+# -- drawn otherwise -------------------------------------------------------------------------------
+
+OTHER_SHAPES: dict[str, Callable[[random.Random], dict[str, object]]] = {
+    "ddp": SHAPES["ddp"],
+    "accumulated": SHAPES["accumulated"],
+    "tensor": SHAPES["tensor"],
+    "experts": lambda luck: {
+        "replicas": luck.choice((2, 4, 8)), "experts": True, "layers": 3, "buckets": 3,
+    },
+    "three ways": SHAPES["three ways"],
+}  # fmt: skip
+
+OTHER_NOTES: dict[str, Callable[[int], tuple[Noted, Form]]] = {
+    "tidy": lambda seed: (list, forms.table),
+    "objects": lambda seed: (list, forms.objects),
+    "arrays": lambda seed: (list, forms.arrays),
+    "arrays, one cut off": lambda seed: (list, forms.cut_off),
+    "objects, clocks 5 ms off": lambda seed: (
+        partial(noted.clocks_drift, by_s=5e-3, drift=0.0, seed=seed), forms.objects,
+    ),
+    "clocks 5 ms off": lambda seed: (
+        partial(noted.clocks_drift, by_s=5e-3, drift=0.0, seed=seed), forms.table,
+    ),
+    "clocks drift": lambda seed: (
+        partial(noted.clocks_drift, by_s=2e-3, drift=5e-4, seed=seed), forms.table,
+    ),
+    "labels alike": lambda seed: (noted.labels_alike, forms.table),
+    "one rank cut": lambda seed: (partial(noted.one_cut, rank=1, share=0.8), forms.table),
+}  # fmt: skip
+
+_SILENT = ("slow", "slow backward", "two slow", "late", "all late", "now and then", "unequal")
+"""Faults that every form can tell."""
+
+
+def drawn_otherwise(seed: int) -> Case:
+    """Return a case of the forms that :func:`drawn` does not draw."""
+    luck = random.Random(f"other case {seed}")
+    shape = list(OTHER_SHAPES)[seed % len(OTHER_SHAPES)]
+    how = luck.choice([one for one in OTHER_NOTES if one != "tidy"])
+    if shape == "three ways" and OTHER_NOTES[how](seed)[1] is not forms.table:
+        shape = "ddp"  # kernels do not tell sends from receives
+    training = Training(
+        **OTHER_SHAPES[shape](luck), seed=seed, jitter=luck.choice((0.005, 0.02, 0.04)),
+        iterations=luck.choice((8, 12, 20)),
+    )  # type: ignore[arg-type]  # fmt: skip
+    names = luck.sample(_SILENT, luck.choices((0, 1, 2), (2, 6, 2))[0])
+    faults = [fault for name in names for fault in FAULTS[name](training, luck)]
+    if luck.random() < 0.3:
+        faults.append(wrong.evaluations(usual_s(training) * luck.uniform(0.5, 1.5), 4))
+    note, write = OTHER_NOTES[how](seed)
+    return Case(seed, shape, training, tuple(faults), how, note, write)

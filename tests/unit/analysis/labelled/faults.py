@@ -122,6 +122,16 @@ def checkpoints(rank: int, lasts_s: float, every: int, noted: bool) -> Fault:
     )
 
 
+def evaluations(lasts_s: float, every: int) -> Fault:
+    """All ranks evaluate after each ``every``-th iteration; nothing notes it."""
+    what = Pause("evaluation", lasts_s, noted=False)
+    return Fault(
+        f"all evaluate for {lasts_s * 1e3:.0f} ms in each {every}th iteration",
+        frozenset({"pause", "input"}),
+        pause=lambda r, i, at: what if at == "end" and i % every == 2 else None,
+    )
+
+
 def collections(lasts_s: float, chance: float, noted: bool, seed: int) -> Fault:
     """Ranks collect garbage, each for itself by chance."""
     what = Pause("gc", lasts_s, noted)

@@ -23,6 +23,28 @@ def clocks_off(rows: Iterable[Row], by_s: float, seed: int) -> list[Row]:
     return found
 
 
+def clocks_drift(rows: Iterable[Row], by_s: float, drift: float, seed: int) -> list[Row]:
+    """Each rank's clock is off by up to so much, and runs faster or slower by up to a part."""
+    found = []
+    for row in rows:
+        luck = random.Random(f"clock {seed} {row.rank}")
+        by, rate = luck.uniform(-by_s, by_s) + 1.0, 1 + luck.uniform(-drift, drift)
+        found.append(row._replace(start_s=row.start_s * rate + by, end_s=row.end_s * rate + by,
+                                  called_s=row.called_s * rate + by))  # fmt: skip
+    return found
+
+
+def labels_alike(rows: Iterable[Row]) -> list[Row]:
+    """Groups of one kind have one label: all tensor-parallel groups are ``"tp"``."""
+    return [row._replace(group=row.group.rstrip("0123456789.")) for row in rows]
+
+
+def one_cut(rows: Sequence[Row], rank: int, share: float) -> list[Row]:
+    """Of one rank what it wrote last is missing."""
+    last_s = share * max(row.end_s for row in rows)
+    return [row for row in rows if row.rank != rank or row.end_s <= last_s]
+
+
 def ends_late(rows: Iterable[Row], by_s: float, seed: int) -> list[Row]:
     """The ends of messages are noted later, each by up to so much."""
     luck = random.Random(f"late {seed}")

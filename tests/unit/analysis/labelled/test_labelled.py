@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.analysis.labelled import faults as wrong
-from tests.unit.analysis.labelled.cases import NOTES, Case, drawn, judged
+from tests.unit.analysis.labelled.cases import (
+    NOTES,
+    OTHER_NOTES,
+    Case,
+    drawn,
+    drawn_otherwise,
+    judged,
+)
 from tests.unit.analysis.labelled.faults import Fault
 from tests.unit.analysis.labelled.trainings import Training
 
@@ -76,6 +83,30 @@ def test_untidy(kind: str, tmp_path) -> None:
     assert (found.first, found.gain, found.blamed) == (True, True, True), found.said
 
 
+FOUR = Training(replicas=4)
+OTHERWISE: dict[str, tuple[Training, list[Fault], str]] = {
+    "groups of one label": (TENSOR, [wrong.slow([6], 1.7)], "labels alike"),
+    "groups of one stream": (TENSOR, [wrong.slow([6], 1.7)], "arrays"),
+    "clocks that are off": (TENSOR, [wrong.slow([1], 1.7)], "clocks 5 ms off"),
+    "evaluation beside a late rank": (
+        FOUR, [wrong.evaluations(0.1, 4), wrong.now_and_then(2, 2.5, 4)], "objects",
+    ),
+    "a rank that is slow in every other iteration": (
+        PIPELINE, [wrong.now_and_then(1, 2.0, 2)], "tidy",
+    ),
+}  # fmt: skip
+"""What explain had wrong of other forms, and of what all ranks do at once."""
+
+
+@pytest.mark.parametrize("kind", OTHERWISE)
+def test_otherwise(kind: str, tmp_path) -> None:
+    training, faults, how = OTHERWISE[kind]
+    note, write = OTHER_NOTES[how](0)
+    found = judged(Case(0, kind, training, tuple(faults), how, note, write), tmp_path)
+    assert found.abstains == ()
+    assert (found.first, found.gain, found.blamed) == (True, True, True), found.said
+
+
 FIRST, GAINS = 0.95, 0.85
 """In so many cases the first cause is right, and so is what all causes gain together."""
 
@@ -91,3 +122,15 @@ def test_drawn_trainings(begin: int, tmp_path) -> None:
     assert not [one.said for one in told if not one.case.faults and not (one.first and one.blamed)]
     assert len(wrong_first) <= (1 - FIRST) * len(told), "\n".join(wrong_first)
     assert len(wrong_gain) <= (1 - GAINS) * len(told), "\n".join(wrong_gain)
+
+
+OTHERS, WRONG = 9, 1
+"""Of so many cases of other forms so many have a wrong cause, or a wrong gain."""
+
+
+def test_drawn_in_other_forms(tmp_path) -> None:
+    found = [judged(drawn_otherwise(seed), tmp_path) for seed in range(OTHERS)]
+    assert all(one.blamed for one in found)
+    assert not [one.said for one in found if not one.case.faults and not one.first]
+    wrong_ones = [f"{one.case.title}: {one.said}" for one in found if not (one.first and one.gain)]
+    assert len(wrong_ones) <= WRONG, "\n".join(wrong_ones)

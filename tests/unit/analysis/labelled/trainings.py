@@ -24,6 +24,7 @@ class Training:
         sharded: weights are gathered, and gradients reduced and scattered, layer by layer.
         micro_batches: of an iteration.
         layers: of a stage.
+        experts: whether each layer sends tokens to experts, one on each rank, and has them back.
         buckets: of gradients, each ready with a layer.
         layer_ms: forward of one layer and micro-batch; backward takes twice as long.
         update_ms: the optimizer.
@@ -43,6 +44,7 @@ class Training:
     sharded: bool = False
     micro_batches: int = 1
     layers: int = 4
+    experts: bool = False
     buckets: int = 4
     layer_ms: float = 8.0
     update_ms: float = 4.0
@@ -169,6 +171,7 @@ class _Rank:
                 yield Wait(("gather", "f", self.i, micro, layer, self.rank // of.replicas))
             yield self._computes("forward", of.layer_ms, micro, layer)
             yield from self._parts("f", micro, layer)
+            yield from self._experts("forward", micro, layer)
 
     def _backward(self, micro: int, *, last: bool) -> Iterator[Step]:
         of = self.of
@@ -179,6 +182,7 @@ class _Rank:
                 if layer:
                     yield from self._gather("b", micro, layer - 1)
                 yield Wait(("gather", "b", self.i, micro, layer, self.rank // of.replicas))
+            yield from self._experts("backward", micro, layer)
             yield self._computes("backward", 2 * of.layer_ms, micro, layer)
             yield from self._parts("b", micro, layer)
             if last and layer == 0:
@@ -225,6 +229,19 @@ class _Rank:
         group = f"tp{self.stage}.{self.replica}", of.layer(self.rank)
         yield self._launch(key, group, _Message("all_reduce", 1 << 20, of.part_ms, "tp"))
         yield Wait(key)
+
+    def _experts(self, lane: str, micro: int, layer: int) -> Iterator[Step]:
+        of = self.of
+        if not of.experts:
+            return
+        for way in ("there", "back"):
+            key = ("expert", lane, way, self.i, micro, layer, self.stage, self.part)
+            group = f"ep{self.stage}.{self.part}", of.alike(self.rank)
+            yield self._launch(key, group, _Message("all_to_all", 1 << 20, of.part_ms, "ep"))
+            yield Wait(key)
+            if way == "there":
+                lasts_ms = of.layer_ms * (0.5 if lane == "forward" else 1.0)
+                yield self._computes(lane, lasts_ms, micro, of.layers + layer)
 
     # -- pipelines: one forward, one backward ------------------------------------------------------
 

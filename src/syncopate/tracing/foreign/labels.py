@@ -1,0 +1,158 @@
+"""Labels: one label that stands for several groups of ranks.
+
+A table may call every tensor-parallel group ``"tp"``, and where nothing names groups, a profile has
+the stream of a device instead. The k-th collective of such a label is one in each group. Ranks of
+one group are done with their collectives together, ranks of two groups when these happen to be: how
+much later one ends than the other varies far less within a group. Ranks of a host with a slow link
+end together as well. But no rank of a group is done with a collective before another begins it. So
+a label is split where ends fall into groups of equal size, and a rank of one group was often done
+before one of another began; then other labels are, whose groups have a rank of each of these.
+What clocks are wrong by is in none of it: the median is taken off.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+from msgspec.structs import replace
+
+from syncopate.artifacts.timeline import Group
+from syncopate.artifacts.timelines.spans import Mask, Times
+from syncopate.tracing.foreign.chrome.device import ranks_of
+from syncopate.tracing.foreign.iterations import iteration_of
+from syncopate.tracing.foreign.profiler import keyed
+from syncopate.tracing.foreign.ranktrace import OF_ALL_RANKS, RankTrace
+
+_FAR = 5.0
+"""Ends of two groups vary by so many times as much as those of one."""
+
+_LATE_NS, _OFTEN = 50_000, 0.02
+"""One is done before another begins by this time, in more than this part of the collectives."""
+
+_FEWEST = 8
+"""Collectives that tell groups."""
+
+_Label = tuple[str, int, int]
+
+
+class _Split(NamedTuple):
+    """The groups of a label, as places of ranks, and whether one was done before another began."""
+
+    groups: list[list[int]]
+    sure: bool
+
+
+def split(traces: Sequence[RankTrace]) -> list[RankTrace]:
+    """Return ranks whose groups have their ranks, where a label stands for several of them."""
+    found = {label: one for label, times in _seen(traces) if (one := _split(*times))}
+    sure = [one for one in found.values() if one.sure]
+    theirs: dict[tuple[int, _Label], tuple[int, ...]] = {}
+    for label, one in found.items():
+        if not (one.sure or any(_across(one, other) for other in sure)):
+            continue
+        for group in one.groups:
+            ranks = tuple(traces[which].rank for which in group)
+            theirs |= {(which, label): ranks for which in group}
+    return [_told(trace, which, theirs) for which, trace in enumerate(traces)]
+
+
+def _told(
+    trace: RankTrace, which: int, theirs: dict[tuple[int, _Label], tuple[int, ...]]
+) -> RankTrace:
+    if not any((which, one.group.key) in theirs for one in trace.launches):
+        return trace
+    launches = []
+    for one in trace.launches:
+        ranks = theirs.get((which, one.group.key))
+        launches.append(one._replace(group=replace(one.group, ranks=ranks)) if ranks else one)
+    return keyed(trace._replace(launches=tuple(launches)))
+
+
+def _across(one: _Split, other: _Split) -> bool:
+    """Say whether the groups of two labels have at most one rank in common."""
+    return all(len(set(a) & set(b)) < 2 for a, b in product(one.groups, other.groups))
+
+
+def _known(trace: RankTrace, group: Group) -> bool:
+    """Say whether the ranks of a group are told: a table has those that use its label."""
+    return bool(group.ranks) and (trace.host != trace.tool or bool(ranks_of(group.name)))
+
+
+def _seen(traces: Sequence[RankTrace]) -> Iterator[tuple[_Label, tuple[Times, Times]]]:
+    """Yield labels without ranks, and when ranks began and ended the k-th collective of each.
+
+    A row is a collective, a column a rank; NaN: it has none such.
+    """
+    rows: dict[_Label, dict[tuple[int, str, int], dict[int, tuple[int, int]]]] = defaultdict(dict)
+    for which, trace in enumerate(traces):
+        count: Counter[tuple[_Label, int, str]] = Counter()
+        for launch in trace.launches:
+            label, kind = launch.group.key, launch.collective
+            if launch.end_ns is None or kind not in OF_ALL_RANKS or _known(trace, launch.group):
+                continue
+            number = iteration_of(trace, launch)
+            key = number, kind, count[label, number, kind]
+            count[label, number, kind] += 1
+            rows[label].setdefault(key, {})[which] = launch.start_ns, launch.end_ns
+    origin_ns = min((one.start_ns for trace in traces for one in trace.launches[:1]), default=0)
+    for label, found in rows.items():
+        start_ns = np.full((len(found), len(traces)), np.nan)
+        end_ns = start_ns.copy()
+        for at, own in enumerate(found.values()):
+            for which, (begun_ns, over_ns) in own.items():
+                start_ns[at, which] = begun_ns - origin_ns
+                end_ns[at, which] = over_ns - origin_ns
+        yield label, (start_ns, end_ns)
+
+
+def _split(start_ns: Times, end_ns: Times) -> _Split | None:
+    """Return the groups of a label; None where it is one."""
+    there = np.flatnonzero((~np.isnan(end_ns)).sum(axis=0) >= _FEWEST)
+    count = len(there)
+    if count < 4:
+        return None
+    start_ns, end_ns = start_ns[:, there], end_ns[:, there]
+    vary_ns, before = np.full((count, count), np.inf), np.zeros((count, count), bool)
+    for one in range(count):
+        later_ns = end_ns - end_ns[:, [one]]
+        known = (~np.isnan(later_ns)).sum(axis=0)
+        told = known >= _FEWEST
+        later_ns[:, ~told] = 0.0
+        middle_ns = np.nanmedian(later_ns, axis=0)
+        vary_ns[one, told] = np.nanmedian(np.abs(later_ns - middle_ns), axis=0)[told]
+        done = end_ns[:, [one]] + middle_ns + _LATE_NS < start_ns
+        before[one] = told & (done.sum(axis=0) > np.maximum(_OFTEN * known, 2))
+    groups = _joined(_alike(vary_ns))
+    if len(groups) < 2 or len({len(group) for group in groups}) > 1 or len(groups[0]) < 2:
+        return None
+    within = np.zeros((count, count), bool)
+    for group in groups:
+        within[np.ix_(group, group)] = True
+    if before[within].any():
+        return None
+    return _Split([[int(there[at]) for at in group] for group in groups], bool(before.any()))
+
+
+def _alike(vary_ns: Times) -> Mask:
+    """Say whose ends vary less than those of others by far; nobody's where all are alike."""
+    every = np.sort(np.maximum(vary_ns[~np.eye(len(vary_ns), dtype=bool)], 1e3))
+    steps = every[1:] / every[:-1]
+    at = int(steps.argmax())
+    return vary_ns <= (every[at] if steps[at] >= _FAR else -1.0)
+
+
+def _joined(together: Mask) -> list[list[int]]:
+    """Return the places that go together, directly or by others."""
+    left, found = set(range(len(together))), []
+    while left:
+        group, new = set[int](), {min(left)}
+        while new:
+            group |= new
+            new = {int(at) for one in new for at in np.flatnonzero(together[one])} - group
+        found.append(sorted(group))
+        left -= group
+    return found
