@@ -130,6 +130,26 @@ def _phases(spans: Spans) -> Iterator[Phases]:
     yield from map(Phases, *(column.tolist() for column in columns))
 
 
+def last_iteration_s(timeline: Timeline) -> float:
+    """Return how long the last iteration took, in s: first start to last end, mean over ranks.
+
+    Where it began before the messages of the one before had ended, it is counted from the end of
+    that one to its own: when the last rank has computed and waited.
+
+    Raises:
+        InvalidValueError: the timeline has no spans.
+    """
+    found = phases(timeline)
+    last = found[-1].iteration if found else -1
+    spans = timeline.kept
+    own = spans.in_lanes(*COMPUTATION, "wait")
+    before, this = (spans.iteration == number for number in (last - 1, last))
+    both = (own & before).any() and (own & this).any()
+    if both and spans.end_s[before].max() > spans.start_s[this].min():
+        return float(spans.end_s[own & this].max() - spans.end_s[own & before].max())
+    return mean([phase for phase in found if phase.iteration == last]).duration_s
+
+
 def stalling(spans: Spans) -> Mask:
     """Return which spans are waits for messages; a named pause is no such wait."""
     return spans.in_lanes("wait") & ~spans.named(PAUSES)

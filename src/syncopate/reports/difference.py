@@ -15,7 +15,7 @@ from rich.text import Text
 from syncopate.analysis.difference import BYTES, RATE, Change, Difference, Figure, difference
 from syncopate.artifacts.timeline import Timeline
 from syncopate.reports.tables import titled_table
-from syncopate.units import format_bytes, format_rate, format_seconds
+from syncopate.units import format_bytes, format_count, format_rate, format_seconds
 
 
 def difference_report(before: Timeline, after: Timeline) -> RenderableType:
@@ -28,7 +28,8 @@ def difference_report(before: Timeline, after: Timeline) -> RenderableType:
     lines = Text()
     for letter, timeline in (("a", before), ("b", after)):
         lines.append(f"{letter}  ", style="bold")
-        lines.append(f"{timeline.name}, {timeline.source}: {timeline.world_size} ranks\n")
+        ranks = format_count(timeline.world_size, "rank")
+        lines.append(f"{timeline.name}, {timeline.source}: {ranks}\n")
     table = titled_table("of an iteration, mean ± deviation over iterations; * beyond the spread")
     table.add_column("what", no_wrap=True)
     table.add_figures("a", "b", "b / a")

@@ -34,7 +34,7 @@ from syncopate.analysis.work import SEVERAL
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import FSDP, Plan
 from syncopate.artifacts.timeline import PAUSES, Timeline
-from syncopate.units import format_rate, format_seconds
+from syncopate.units import format_count, format_rate, format_seconds
 
 _SHOWN = 8
 
@@ -257,7 +257,7 @@ def explanation_report(
     """
     lines = Text.assemble(
         (timeline.name, "bold"),
-        f", {timeline.source}: {timeline.world_size} ranks\n",
+        f", {timeline.source}: {format_count(timeline.world_size, 'rank')}\n",
         f"an iteration takes {format_seconds(found.iteration_s)}, the mean of {found.iterations}; "
         f"the bound is {format_seconds(found.bound_s)}: {found.of_bound:.0%}\n",
         f"played again it takes {format_seconds(found.replayed_s)}: {found.error:.1%} off\n",

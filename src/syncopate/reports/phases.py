@@ -9,11 +9,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from syncopate.analysis.phases import Phases, mean, phases
+from syncopate.analysis.phases import Phases, last_iteration_s, mean, phases
 from syncopate.analysis.ranks.arrivals import arrivals, lateness
 from syncopate.artifacts.timeline import Timeline
 from syncopate.reports.tables import titled_table
-from syncopate.units import format_seconds
+from syncopate.units import format_count, format_seconds
 
 ARRIVALS_ALONE = (
     "no causes: computation was not recorded, so what a late rank does, and what mending it gains, "
@@ -53,8 +53,8 @@ def phases_report(timeline: Timeline) -> RenderableType:
     last = means[-1]
     lines = Text.assemble(
         (timeline.name, "bold"),
-        f", {timeline.source}: {timeline.world_size} ranks\n",
-        f"an iteration takes {format_seconds(last.duration_s)}, "
+        f", {timeline.source}: {format_count(timeline.world_size, 'rank')}\n",
+        f"an iteration takes {format_seconds(last_iteration_s(timeline))}, "
         f"computation {format_seconds(last.computation_s)}, "
         f"communication {format_seconds(last.communication_s)}, {last.overlap_ratio:.0%} hidden",
     )

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from syncopate.analysis.replay.elsewhere import Elsewhere, Spent
 from syncopate.reports.tables import titled_table
-from syncopate.units import format_seconds
+from syncopate.units import format_count, format_seconds
 
 _MOST_ROWS = 20
 
@@ -30,7 +30,7 @@ def replay_report(found: Elsewhere) -> RenderableType:
     before_s, after_s = found.medians_s
     said = Text.assemble(
         (found.recorded.name, "bold"),
-        f": {found.recorded.world_size} ranks, played on {found.network}\n",
+        f": {format_count(found.recorded.world_size, 'rank')}, played on {found.network}\n",
         f"the median iteration took {format_seconds(before_s)}, and takes "
         f"{format_seconds(after_s)} there ({_change(before_s, after_s)})",
     )

@@ -29,7 +29,7 @@ def cluster_report(cluster: Cluster) -> RenderableType:
     interference = cluster.interference
     lines = Text.assemble(
         (cluster.name, "bold"),
-        f": {cluster.world_size} ranks\n",
+        f": {format_count(cluster.world_size, 'rank')}\n",
         f"reduction {1 / cluster.reduction_s_per_byte / 1e9:.2f} GB/s per rank; "
         if cluster.reduction_s_per_byte
         else "reduction free; ",
@@ -142,8 +142,8 @@ def plan_report(plan: Plan, most: int = 40) -> RenderableType:
     lines = Text.assemble(
         (f"{plan.policy} plan", "bold"),
         f" for {plan.model} on {plan.cluster or 'an unnamed cluster'}: "
-        f"{plan.world_size} ranks, {len(plan.buckets)} buckets, exchange {plan.exchange}, "
-        f"channels {plan.channels}",
+        f"{format_count(plan.world_size, 'rank')}, {format_count(len(plan.buckets), 'bucket')}, "
+        f"exchange {plan.exchange}, channels {plan.channels}",
     )
     if plan.wire_dtype:
         lines.append(f", gradients as {plan.wire_dtype}")

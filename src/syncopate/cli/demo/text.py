@@ -45,9 +45,10 @@ _MEANS = {
 def calibrated(cluster: Cluster) -> Text:
     """Return what the links cost, and the fastest all-reduce of a few sizes."""
     level = cluster.levels[-1]
+    hosts = format_count(cluster.host_count, "host")
     lines = [
-        f"{cluster.world_size} ranks on {format_count(cluster.host_count, 'host')}; a message "
-        f"takes {format_seconds(level.latency_s)} to arrive, and then "
+        f"{format_count(cluster.world_size, 'rank')} on {hosts}; "
+        f"a message takes {format_seconds(level.latency_s)} to arrive, and then "
         f"{format_rate(level.bandwidth_bytes_per_s)}",
     ]
     curves = [curve for curve in cluster.curves if curve.collective == "all_reduce"]

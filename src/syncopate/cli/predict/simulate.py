@@ -67,7 +67,7 @@ def simulate(
 
       syncopate simulate -w workload.json -p plan.json --network 100gbe --nodes 2048 --mtbf 5y
     """
-    from syncopate.analysis.phases import mean, phases
+    from syncopate.analysis.phases import last_iteration_s
     from syncopate.reports.phases import phases_report
     from syncopate.simulation import simulate as play
 
@@ -83,8 +83,7 @@ def simulate(
     expected = _expected(work, given, cluster, network)
     told.print(expected + _unlike(variation), soft_wrap=True, highlight=False)
     if failures is not None:
-        last_s = mean([p for p in phases(played) if p.iteration == iterations - 1]).duration_s
-        report = conditions.goodput_report(failures, last_s, variation.seed)
+        report = conditions.goodput_report(failures, last_iteration_s(played), variation.seed)
         told.print(report, soft_wrap=True, highlight=False)
     say_written(output)
 

@@ -84,6 +84,22 @@ def test_failures_give_a_goodput_by_formula_and_drawn(play):
     assert "goodput" not in play("")[1]
 
 
+def test_an_iteration_whose_messages_go_on_beside_the_next_takes_what_is_predicted(run):
+    """Of parameter servers: pushes end when the next iteration has asked for its weights."""
+    busy = "--background host=0.9"
+    assert run("plan -w workload.json -c cluster.json --exchange served --servers 1")[0] == 0
+    code, out, err = run(f"{PLAY} {busy} --iterations 4 --mtbf 5y")
+    assert code == 0, err
+    takes = re.search(r"takes (.*?),", out)
+    predicted = re.search(r"predicted iteration (.*?) \(", out)
+    assert takes
+    assert predicted
+    assert takes[1] == predicted[1]
+    last = [span for span in Timeline.load("timeline.json").spans if span.iteration == 3]
+    whole_s = max(span.end_s for span in last) - min(span.start_s for span in last)
+    assert format_seconds(whole_s) != takes[1]
+
+
 def test_of_many_alike_ranks_some_are_looked_at_and_it_is_said(play, run, monkeypatch):
     whole, _ = play("--slow-rank 3=3 --iterations 4")
     assert [one.rank for one in whole.alike] == [0]
