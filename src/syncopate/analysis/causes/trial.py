@@ -246,7 +246,7 @@ class Trial:
             rest += matter
             (left_s,) = self._lasting([rest]).mean(axis=1).tolist()
             most = none_s - left_s >= _ALONE * (none_s - all_s)
-            found.append(tuple(matter if most else same))
+            found.append(tuple(matter if most and matter else same))
         return found
 
     def _shared_out(self, groups: Sequence[tuple[Part, ...]]) -> list[tuple[Cause, bool]]:

@@ -124,6 +124,12 @@ def test_drawn_trainings(begin: int, tmp_path) -> None:
     assert len(wrong_gain) <= (1 - GAINS) * len(told), "\n".join(wrong_gain)
 
 
+def test_ranks_of_which_none_matters_are_no_error(tmp_path) -> None:
+    """Clocks of a healthy training drift: several ranks seem slow, and give nothing."""
+    found = judged(drawn_otherwise(1024), tmp_path)
+    assert (found.case.faults, found.first, found.blamed) == ((), True, True)
+
+
 OTHERS, WRONG = 9, 1
 """Of so many cases of other forms so many have a wrong cause, or a wrong gain."""
 
