@@ -11,6 +11,7 @@ import gzip
 import io
 import os
 import stat
+import sys
 from pathlib import Path
 from typing import IO, cast
 
@@ -108,7 +109,7 @@ def _whole(file: IO[bytes], path: str | os.PathLike[str], most_bytes: int = MOST
 
 
 class _Unpacked(gzip.GzipFile):
-    """A compressed file that is refused once it has unpacked to more than any of ours does.
+    """A compressed file that is refused once what was read has unpacked to more than ours do.
 
     Args:
         packed: the compressed file, which this one closes.
@@ -118,15 +119,12 @@ class _Unpacked(gzip.GzipFile):
     def __init__(self, packed: IO[bytes], path: str | os.PathLike[str]) -> None:
         super().__init__(fileobj=packed, mode="rb")
         self._packed, self._path = packed, path
-        size = packed.seek(0, io.SEEK_END)
-        packed.seek(0)
-        self._most = max(MOST_TIMES * size, _FREE_BYTES)
 
     def read(self, size: int | None = -1) -> bytes:
         """Return so much of what is left, or all of it, as any file does."""
         if size is not None and 0 <= size <= _PIECE_BYTES:
             return self._checked(super().read(size))
-        left = self._most + 1 if size is None or size < 0 else size
+        left = sys.maxsize if size is None or size < 0 else size
         pieces = []
         while left > 0 and (piece := self._checked(super().read(min(left, _PIECE_BYTES)))):
             pieces.append(piece)
@@ -143,7 +141,8 @@ class _Unpacked(gzip.GzipFile):
         self._packed.close()
 
     def _checked(self, piece: bytes) -> bytes:
-        if self.tell() > self._most:
+        read = self._packed.tell()  # not the whole size: noise may follow a gigabyte of blanks
+        if self.tell() > max(MOST_TIMES * read, _FREE_BYTES):
             reason = f"unpacks to more than {MOST_TIMES} times its size, as no trace or table does"
             raise ArtifactError(self._path, reason)
         return piece

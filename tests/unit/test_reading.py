@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import random
 import threading
 
 import pytest
@@ -54,9 +55,13 @@ def test_more_than_the_most_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_a_file_that_unpacks_to_far_too_much_is_refused_before_it_does(tmp_path, whole):
+@pytest.mark.parametrize("noise_bytes", [0, 2 * MIB])
+def test_a_file_that_unpacks_to_far_too_much_is_refused_before_it_does(
+    tmp_path, whole, noise_bytes
+):
     path = tmp_path / "bomb.gz"
-    path.write_bytes(gzip.compress(bytes(96 * MIB), 9))
+    noise = random.Random(0).randbytes(noise_bytes)
+    path.write_bytes(gzip.compress(bytes(96 * MIB), 9) + gzip.compress(noise, 1))
     unpacked: list[int] = []
 
     def unpack():
