@@ -124,6 +124,7 @@ FULL = {
     f"{_RANKS}/exchange/test_tensors.py": "every kind of tensor",
     f"{_RANKS}/programs/test_full_size.py": "models of full size beside DDP",
     f"{_RANKS}/programs/test_programs.py": "hundreds of programs beside DDP",
+    f"{_RANKS}/programs/test_measured.py::test_every": "hundreds of programs beside DDP",
     f"{_RANKS}/engine/test_selfplan.py::test_a_kept_plan": "every end of self-planning",
     f"{_RANKS}/engine/test_selfplan.py::test_one_process": "every end of self-planning",
     f"{_RANKS}/engine/test_errors.py": "faults",

@@ -1,7 +1,8 @@
 """Forward order: in which order forward needs the parameters of a model.
 
 A module needs its parameters as it begins. Hooks note that, once for each parameter; they look at
-no values, so that they wait for nothing, and compiled code leaves them out.
+no values, so that they wait for nothing, and compiled code leaves them out. A TorchScript module
+takes no hooks: its parameters are noted as the module around it begins.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ class ForwardOrder:
     def __init__(self, model: nn.Module) -> None:
         self._names = {id(parameter): name for name, parameter in trainable(model).items()}
         self._modules = [
-            module for module in model.modules() if any(map(self._known, _own(module)))
+            module
+            for module in model.modules()
+            if not _is_scripted(module) and any(map(self._known, _own(module)))
         ]
         self._seen: dict[str, None] = {}
         self._handles: list[RemovableHandle] = []
@@ -61,5 +64,12 @@ class ForwardOrder:
 
 
 def _own(module: nn.Module) -> Iterator[object]:
-    """Yield what a module has as its own parameters."""
+    """Yield what a module has as its own parameters, those of scripted children included."""
     yield from module._parameters.values()
+    for child in module.children():
+        if _is_scripted(child):
+            yield from child.parameters()
+
+
+def _is_scripted(module: nn.Module) -> bool:
+    return isinstance(module, torch.jit.ScriptModule)

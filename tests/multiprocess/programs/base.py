@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import DECOUPLED, Plan
 from syncopate.engine.distribute import distribute
 from syncopate.engine.engine import Engine
@@ -60,6 +61,9 @@ PLANS: dict[str, MakePlan] = {
 IN_TURNS = "plans in turns"
 """What a training goes through while it measures itself: another plan in every step."""
 
+MEASURED = "no plan"
+"""What a script gives by default: the training measures itself, and settles on a plan."""
+
 
 @dataclass
 class Run:
@@ -70,6 +74,7 @@ class Run:
         ranks: how many there are.
         plan: makes the plan; None: DDP.
         turns: make plans that take turns after it, one a step.
+        measured: give no plan, whatever :attr:`plan` makes.
         seen: name of an observation -> its value, and values of the same name in order.
     """
 
@@ -77,6 +82,7 @@ class Run:
     ranks: int
     plan: MakePlan | None = None
     turns: Sequence[MakePlan] = ()
+    measured: bool = False
     seen: dict[str, list[Any]] = field(default_factory=dict)
     _models: list[Any] = field(default_factory=list)
 
@@ -109,7 +115,11 @@ class Run:
         given = list(optimizers) if len(optimizers) > 1 else (optimizers or (None,))[0]
         # Without an optimizer there is nothing to hide behind the next forward.
         plan = self.plan if optimizers else PLANS["all-reduced"]
-        distribute(model, given, plan=plan(model, self.ranks), timeout_s=TIMEOUT_S, **known)
+        how: dict[str, Any] = {"plan": plan(model, self.ranks)}
+        if self.measured:
+            links = {"latency_s": 1e-5, "bandwidth_bytes_per_s": 1e9}
+            how = {"cluster": Cluster.flat(self.ranks, **links), "cache": False}
+        distribute(model, given, timeout_s=TIMEOUT_S, **how, **known)
         self._models.append(model)
         if self.turns and optimizers:
             _take_turns(model.syncopate, [make(model, self.ranks) for make in self.turns])
@@ -144,7 +154,9 @@ class Run:
 
 
 def run_by(name: str, rank: int, ranks: int) -> Run:
-    """Return a run by one of :data:`PLANS`, or by several of them :data:`IN_TURNS`."""
+    """Return a run by one of :data:`PLANS`, by several :data:`IN_TURNS`, or :data:`MEASURED`."""
+    if name == MEASURED:
+        return Run(rank, ranks, PLANS["all-reduced"], measured=True)
     if name != IN_TURNS:
         return Run(rank, ranks, PLANS[name])
     turns = [PLANS[each] for each in ("all-reduced", "native", "first buckets replicated")]
@@ -216,18 +228,20 @@ def begun(
 
 
 def stepped(
-    run: Run, wrapped: Any, optimizer: torch.optim.Optimizer, steps: int = STEPS
+    run: Run, wrapped: Any, optimizer: torch.optim.Optimizer, steps: int | None = None
 ) -> Iterator[int]:
-    """Yield each step when it has been taken."""
-    for step in range(steps):
+    """Yield each step when it has been taken, :data:`STEPS` of them by default."""
+    for step in range(steps or STEPS):
         optimizer.zero_grad()
         loss_of(wrapped(run.batch(step))).backward()
         optimizer.step()
         yield step
 
 
-def train(run: Run, wrapped: Any, optimizer: torch.optim.Optimizer, steps: int = STEPS) -> None:
-    """Take some steps."""
+def train(
+    run: Run, wrapped: Any, optimizer: torch.optim.Optimizer, steps: int | None = None
+) -> None:
+    """Take some steps, :data:`STEPS` of them by default."""
     for _ in stepped(run, wrapped, optimizer, steps):
         pass
 
@@ -236,14 +250,14 @@ def trained(
     run: Run,
     build: Callable[[], nn.Module] = net,
     optimize: Callable[[nn.Module], torch.optim.Optimizer] = adamw,
-    steps: int = STEPS,
+    steps: int | None = None,
 ) -> Iterator[tuple[Any, nn.Module, torch.optim.Optimizer, int]]:
     """Yield ``(wrapped, model, optimizer, step)`` when gradients are there; then take the step.
 
     At the end everything is noted.
     """
     wrapped, model, optimizer = begun(run, build(), optimize)
-    for step in range(steps):
+    for step in range(steps or STEPS):
         optimizer.zero_grad()
         loss_of(wrapped(run.batch(step))).backward()
         yield wrapped, model, optimizer, step

@@ -26,15 +26,18 @@ THEMES = (
     "hooks",
     "loops",
     "changes",
+    "corners",
 )
 
 _A_2_NORM = {"": 1e-5}
 """A 2-norm comes from sums of squares, which ranks sum up by shards: its last bit may differ."""
 
 _ROUNDED = {"": 1e-5}
-"""A compiled graph rounds otherwise than its layers do, and may be compiled a step later."""
+"""A compiled graph or a script rounds otherwise than its layers, and may be compiled later."""
 
-ALLOWED: dict[str, dict[str, float]] = dict.fromkeys(("compiled", "compiled_before"), _ROUNDED)
+ALLOWED: dict[str, dict[str, float]] = dict.fromkeys(
+    ("compiled", "compiled_before", "scripted_as_a_whole"), _ROUNDED
+)
 ALLOWED |= dict.fromkeys(
     (
         "clipped_by_2_norm",
