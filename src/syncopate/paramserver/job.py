@@ -9,13 +9,17 @@ variable                          what it says
 ``DMLC_NUM_SERVER``               how many servers
 ``DMLC_NUM_WORKER``               how many workers
 ``DMLC_NODE_HOST``                a server's own address, where the others reach it
-``DMLC_RANK``                     the rank that a server or worker wants; else by arrival
+``DMLC_RANK``                     the rank that a server or worker wants; else a worker wants
+                                  ``RANK``, as torchrun sets it; else by arrival
 ``SYNCOPATE_PS_JOB``              the job's name; processes of another job are refused
 ``SYNCOPATE_PS_KEY``              the job's key file: everything is encrypted, no other is let in
 ``SYNCOPATE_PS_INSECURE``         ``1``: no key is asked for where addresses are not local
 ``SYNCOPATE_PS_UPDATERS``         classes that a server may import, with commas between them
 ``SYNCOPATE_PS_ON_WORKER_LOSS``   ``abort`` or ``continue``, overrides the workers' scripts
 ================================  ==================================================================
+
+torchrun also says how often it has started its workers again, and how often it does so at most
+(``TORCHELASTIC_RESTART_COUNT``, ``TORCHELASTIC_MAX_RESTARTS``).
 """
 
 from __future__ import annotations
@@ -28,7 +32,8 @@ import msgspec
 
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.paramserver.wire.addresses import endpoint, is_local
-from syncopate.protocol.rules import ON_WORKER_LOSS, Rules
+from syncopate.protocol.membership.launch import ONCE, Launch
+from syncopate.protocol.rules import ABORT, ON_WORKER_LOSS, Rules
 
 ROLES = ("scheduler", "server", "worker")
 
@@ -57,6 +62,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         rank: the rank it wants; -1: any.
         key: the job's key file; None: nothing is encrypted.
         insecure: whether no key is needed where addresses are not local.
+        launch: what a worker's launcher says.
         on_worker_loss: what a lost worker means, instead of what the workers' rules say; empty: as
             they say.
     """
@@ -70,6 +76,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     rank: int = -1
     key: Path | None = None
     insecure: bool = False
+    launch: Launch = ONCE
     on_worker_loss: str = ""
 
     @property
@@ -117,6 +124,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         loss = self.on_worker_loss or rules.on_worker_loss
         return msgspec.structs.replace(rules, on_worker_loss=loss)
 
+    def under(self, rules: Rules) -> Job:
+        """Return this job as a worker with ``rules`` joins it.
+
+        Where others go on without a lost worker, they do not wait until it is started again.
+        """
+        return self if rules.on_worker_loss == ABORT else msgspec.structs.replace(self, launch=ONCE)
+
     def environment(self, role: str) -> dict[str, str]:
         """Return the variables from which a process of ``role`` reads this job."""
         given = {
@@ -159,10 +173,24 @@ def job_from(environment: Mapping[str, str], role: str) -> Job:
         workers=_number(environment, "DMLC_NUM_WORKER", 1),
         name=environment.get("SYNCOPATE_PS_JOB", "syncopate"),
         host=environment.get("DMLC_NODE_HOST", ""),
-        rank=_number(environment, "DMLC_RANK", -1),
+        rank=_rank(environment, role),
         key=Path(key) if key else None,
         insecure=environment.get("SYNCOPATE_PS_INSECURE", "0") != "0",
+        launch=_launch(environment) if role == "worker" else ONCE,
         on_worker_loss=environment.get("SYNCOPATE_PS_ON_WORKER_LOSS", ""),
+    )
+
+
+def _rank(environment: Mapping[str, str], role: str) -> int:
+    """Return the rank that a process wants; -1: any."""
+    default = _number(environment, "RANK", -1) if role == "worker" else -1
+    return _number(environment, "DMLC_RANK", default)
+
+
+def _launch(environment: Mapping[str, str]) -> Launch:
+    return Launch(
+        _number(environment, "TORCHELASTIC_RESTART_COUNT", 0),
+        _number(environment, "TORCHELASTIC_MAX_RESTARTS", 0),
     )
 
 

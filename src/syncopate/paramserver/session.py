@@ -29,6 +29,7 @@ from syncopate.protocol import codec
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Action
 from syncopate.protocol.limits import Limits
+from syncopate.protocol.membership.launch import ONCE
 from syncopate.protocol.messages import Refusal
 from syncopate.protocol.placement.bundle import Place
 from syncopate.protocol.placement.layout import Layout
@@ -86,6 +87,7 @@ class Session:
             self._token,
             rank=job.rank,
             steps=None if step is None else (step,),
+            launch=job.launch if step is None else ONCE,  # it comes back to those of before
         )
         tap = Tap(msg.WORKER, lambda: self.refused)
         self._wire = Wire(load_key(job.key), limits, tap, faults_from(os.environ))

@@ -74,7 +74,7 @@ class KVStore:
         self._declared: Declared | None = None
         self._rates = Rates()
         self._steps = Steps(())
-        self._enter(Session(job, self._limits))
+        self._enter(Session(job.under(self.rules), self._limits))
 
     def _enter(self, session: Session) -> None:
         """Go on with the servers of a job that was joined."""

@@ -7,6 +7,7 @@ are named by their key and sequence number. Server, worker, scheduler, tests and
 file             what it decides
 ===============  ===================================================================================
 ``messages``     what travels
+``scalars``      the numbers and names in it
 ``codec``        messages as bytes, and which bytes are refused
 ``placement/``   as what tensors travel, and which server keeps which part
 ``table``        tables of rows: what they begin with, and which server keeps a share

@@ -32,10 +32,12 @@ import msgspec
 from msgspec import Meta
 
 from syncopate.protocol.membership.incarnation import Incarnation
+from syncopate.protocol.membership.launch import ONCE, Launch
 from syncopate.protocol.placement.piece import Slice, TableSlice
 from syncopate.protocol.rules import Rules
+from syncopate.protocol.scalars import Address, Key, Number, Rank, Text, Token
 
-PROTOCOL = 6
+PROTOCOL = 7
 """The version of what follows; processes of another version are refused."""
 
 SERVER: Literal["server"] = "server"
@@ -49,12 +51,7 @@ acknowledgement waits behind weights would keep its tensor, and its window, for 
 LAST = -(2**31) - 1
 """The priority of a query and its answer: behind all that waits to be sent to the same receiver."""
 
-Rank = Annotated[int, Meta(ge=0, lt=2**16)]
-Key = Annotated[int, Meta(ge=0, lt=2**62)]
-Number = Annotated[int, Meta(ge=0, lt=2**62)]
-Token = Annotated[str, Meta(max_length=64)]
-Address = Annotated[str, Meta(max_length=256)]
-Text = Annotated[str, Meta(max_length=4096)]
+
 Part = Annotated[int, Meta(ge=0, lt=2**16)]
 Steps = Annotated[tuple[Annotated[int, Meta(ge=-1)], ...], Meta(max_length=32)]
 Parts = Annotated[int, Meta(ge=1, lt=2**16)]
@@ -79,6 +76,7 @@ class Register(Message, frozen=True):
         durable: whether a server keeps its state on disk.
         steps: that a server with state can go on from; None: any. Of a worker the step at which it
             brings the job from other servers; None: it brings none.
+        launch: what a worker's launcher says.
     """
 
     protocol: int
@@ -90,6 +88,7 @@ class Register(Message, frozen=True):
     run: Token = ""
     durable: bool = False
     steps: Steps | None = None
+    launch: Launch = ONCE
 
 
 class Roster(Message, frozen=True):
@@ -208,7 +207,7 @@ class Moved(Message, frozen=True):
 
 
 class Again(Message, frozen=True):
-    """The workers of the run are gone: a server registers again, with what it has on disk."""
+    """Workers of the run are gone: a server registers again, with what it has on disk."""
 
 
 class Leave(Message, frozen=True):

@@ -8,6 +8,7 @@ import pytest
 
 from syncopate.errors import SyncopateError
 from syncopate.paramserver.job import Job, job_from, own_host
+from syncopate.protocol.membership.launch import Launch
 from syncopate.protocol.rules import Rules
 
 
@@ -42,6 +43,21 @@ def test_a_job_is_what_the_environment_says():
 
 def test_without_variables_a_job_is_small_and_local():
     assert job_from({}, "worker").require_valid() == Job()
+
+
+TORCHRUN = {"RANK": "2", "TORCHELASTIC_RESTART_COUNT": "1", "TORCHELASTIC_MAX_RESTARTS": "3"}
+
+
+def test_a_worker_says_what_torchrun_tells_it():
+    assert job_from(TORCHRUN, "worker") == Job(rank=2, launch=Launch(1, 3))
+    assert job_from({**TORCHRUN, "DMLC_RANK": "0"}, "worker").rank == 0
+    assert job_from(TORCHRUN, "server") == Job()
+
+
+def test_a_worker_that_others_go_on_without_is_not_waited_for():
+    job = job_from(TORCHRUN, "worker")
+    assert job.under(Rules()) == job
+    assert job.under(Rules(on_worker_loss="continue")) == Job(rank=2)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Peer
 from syncopate.protocol.limits import Limits
 from syncopate.protocol.membership.members import Member, Members
-from syncopate.protocol.messages import SERVER, Refusal
+from syncopate.protocol.messages import SERVER, WORKER, Refusal
 
 
 class Admission:
@@ -26,7 +26,7 @@ class Admission:
         self._job, self._run = job, run
         self._members = members
         self._limits = limits
-        # When each server asked first that came in the place of another one.
+        # When each process asked first that came in the place of another one.
         self._asked_s: dict[str, float] = {}
 
     def require_of_job(self, register: msg.Register) -> None:
@@ -66,6 +66,27 @@ class Admission:
             del self._members[elder.register.token]
             return True
         return elder.heard_s > asked_s
+
+    def is_started_again(self, register: msg.Register) -> bool:
+        """Say whether a worker's launcher has started it in the place of one that is in.
+
+        A launcher ends a process before it starts another one in its place.
+        """
+        return any(
+            member.register.rank == register.rank >= 0
+            and member.register.launch.restart < register.launch.restart
+            for member in self._members.all(WORKER)
+        )
+
+    def may_wait(self, register: msg.Register, now_s: float) -> bool:
+        """Say whether a worker may wait until one that is in is given up.
+
+        Where a launcher starts workers again, on several hosts not all of them say so.
+        """
+        if not register.launch.most:
+            return False
+        asked_s = self._asked_s.setdefault(register.token, now_s)
+        return now_s - asked_s <= self._limits.given_up_s
 
     def take_place(
         self, peer: Peer, register: msg.Register, now_s: float

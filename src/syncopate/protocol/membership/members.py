@@ -8,6 +8,7 @@ import msgspec
 
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Peer
+from syncopate.protocol.membership.launch import ONCE, Launch
 
 
 class Member(msgspec.Struct):
@@ -22,6 +23,7 @@ class Member(msgspec.Struct):
         settled: whether it has written down, where it keeps state, which member it is.
         reached_s: after how much silence there was a connection to it; infinite: there is none.
         figures: what it said of itself last.
+        confirmed: whether it was heard since the last worker came, where the job is not complete.
     """
 
     register: msg.Register
@@ -32,18 +34,7 @@ class Member(msgspec.Struct):
     settled: bool = False
     reached_s: float = 0.0
     figures: msg.Figures = msg.Figures()
-
-
-class Members(dict[str, Member]):
-    """All members of a job, by their tokens."""
-
-    def all(self, role: str) -> list[Member]:
-        """Return those of ``role``."""
-        return [member for member in self.values() if member.register.role == role]
-
-    def of(self, role: str, state: str) -> list[Member]:
-        """Return those of ``role`` that are in ``state``."""
-        return [member for member in self.all(role) if member.state == state]
+    confirmed: bool = True
 
 
 class Seated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -57,6 +48,7 @@ class Seated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         durable: whether a server keeps its state on disk.
         state: whether it is here.
         settled: whether it has written down which member it is.
+        launch: what a worker's launcher said.
     """
 
     token: str
@@ -66,6 +58,50 @@ class Seated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     durable: bool
     state: Literal["here", "lost", "left"]
     settled: bool = True
+    launch: Launch = ONCE
+
+
+class Members(dict[str, Member]):
+    """All members of a job, by their tokens."""
+
+    def all(self, role: str) -> list[Member]:
+        """Return those of ``role``."""
+        return [member for member in self.values() if member.register.role == role]
+
+    def of(self, role: str, state: str) -> list[Member]:
+        """Return those of ``role`` that are in ``state``."""
+        return [member for member in self.all(role) if member.state == state]
+
+    def seated(self) -> tuple[Seated, ...]:
+        """Return all of them as a scheduler keeps them on disk."""
+        return tuple(
+            Seated(
+                token=token,
+                role=member.register.role,
+                rank=member.rank,
+                address=member.register.address,
+                durable=member.register.durable,
+                state=member.state,
+                settled=member.settled,
+                launch=member.register.launch,
+            )
+            for token, member in self.items()
+        )
+
+    def standing(self, now_s: float) -> tuple[msg.NodeStanding, ...]:
+        """Return what people are told of all of them, by role and rank."""
+        return tuple(
+            msg.NodeStanding(
+                member.register.role,
+                member.rank,
+                member.state,
+                max(now_s - member.heard_s, 0.0),
+                member.register.address,
+                member.figures,
+            )
+            for role in (msg.SERVER, msg.WORKER)
+            for member in sorted(self.all(role), key=lambda one: one.rank)
+        )
 
 
 def member_of(job: str, known: Seated) -> Member:
@@ -78,5 +114,6 @@ def member_of(job: str, known: Seated) -> Member:
         known.address,
         known.rank,
         durable=known.durable,
+        launch=known.launch,
     )
     return Member(register, None, 0.0, known.rank, known.state, settled=known.settled)

@@ -83,8 +83,10 @@ class SchedulerMachine:
         self._complete = bool(seated)
         self._began_s: float | None = None
         # Whether no worker was heard since this scheduler came back: [Note: incarnations].
-        self._alone = self._complete and all(m.register.durable for m in self._all(SERVER))
+        self._alone = self._complete and self._is_durable()
         self._successor: Successor | None = None
+        # Tokens of workers that the job goes on without, and why: [Note: workers that return].
+        self._former: dict[str, str] = {}
 
     @property
     def here(self) -> dict[str, int]:
@@ -96,18 +98,7 @@ class SchedulerMachine:
         """All members, once the job is complete."""
         if not self._complete:
             return self._successor.before if self._successor is not None else ()
-        return tuple(
-            Seated(
-                token=token,
-                role=member.register.role,
-                rank=member.rank,
-                address=member.register.address,
-                durable=member.register.durable,
-                state=member.state,
-                settled=member.settled,
-            )
-            for token, member in self._members.items()
-        )
+        return self._members.seated()
 
     @property
     def complete(self) -> bool:
@@ -133,19 +124,7 @@ class SchedulerMachine:
         """Answer who asks how the job stands; [Note: strangers]."""
         if asked.job != self._job:
             raise Refusal(msg.OTHER_RUN, f"job {asked.job!r}; the job here has another name")
-        nodes = tuple(
-            msg.NodeStanding(
-                member.register.role,
-                member.rank,
-                member.state,
-                max(now_s - member.heard_s, 0.0),
-                member.register.address,
-                member.figures,
-            )
-            for role in self._wanted
-            for member in sorted(self._all(role), key=lambda one: one.rank)
-        )
-        wanted = self._wanted
+        wanted, nodes = self._wanted, self._members.standing(now_s)
         return [act.Send(peer, msg.Standing(self._complete, wanted[SERVER], wanted[WORKER], nodes))]
 
     def is_stranger(self, message: msg.Message) -> bool:
@@ -177,12 +156,15 @@ class SchedulerMachine:
             return self._gather(now_s)
         if self._alone:
             late = now_s - self._began_s > self._limits.silence_s
-            return self._begin_again(now_s) if late else []
+            why = f"no worker was heard for {self._limits.silence_s:g} s"
+            return self._begin_again(now_s, why) if late else []
         found: list[Action] = []
         for member in list(self._members.values()):
+            if self.over or not self._complete:
+                break
             silent_s = self._silent_s(member, now_s)
-            if silent_s and not self.over and not self._may_return(member, silent_s, reaches):
-                found += self._lose(member, silent_s)
+            if silent_s and not self._may_return(member, silent_s, reaches):
+                found += self._lose(member, silent_s, now_s)
         return found
 
     def _has_parted(self, now_s: float, reaches: Callable[[Peer], bool]) -> bool:
@@ -212,19 +194,44 @@ class SchedulerMachine:
                 member.reached_s = math.inf
         return member.reached_s < math.inf
 
-    def _begin_again(self, now_s: float) -> list[Action]:
-        """Gather new workers, and servers with what they have on disk; [Note: incarnations]."""
-        servers = self._all(SERVER)
+    def _begin_again(self, now_s: float, why: str) -> list[Action]:
+        """Gather new workers, and servers with what they have on disk; [Note: incarnations].
+
+        Args:
+            now_s: the time.
+            why: what workers of before hear that are still there.
+        """
+        servers, workers = self._all(SERVER), self._all(WORKER)
+        why = f"{why}; the job goes on when its workers have been started again"
+        self._former |= dict.fromkeys((each.register.token for each in workers), why)
         self._successor = Successor(self.seated, self.incarnation)
         self._members.clear()
         self._alone = self._complete = False
         self._began_s = now_s
-        return _sends(servers, msg.Again())
+        here = [each for each in workers if each.state == "here"]
+        return [*_sends(servers, msg.Again()), *_sends(here, msg.Abort(why[:4096]))]
+
+    def _is_durable(self) -> bool:
+        """Say whether all servers keep their state on disk."""
+        return all(member.register.durable for member in self._all(SERVER))
+
+    def _returns(self, member: Member) -> bool:
+        """Say whether the job waits until a worker is started again."""
+        return member.register.launch.returns and (not self._complete or self._is_durable())
+
+    def _without(self, member: Member, why: str, now_s: float) -> list[Action]:
+        """Go on without a worker until it is started again."""
+        if self._complete:
+            return self._begin_again(now_s, why)
+        del self._members[member.register.token]
+        self._former[member.register.token] = why
+        return _sends([member], msg.Abort(why[:4096]))
 
     def _gather(self, now_s: float) -> list[Action]:
         """While nodes are missing: end the job when one of those that came is gone, or none comes.
 
-        A server may come again by itself. Nothing starts a worker again, so it is named at once.
+        A server may come again by itself, and so may a worker whose launcher starts it again. Any
+        other worker is named at once.
         """
         assert self._began_s is not None
         came = " and ".join(
@@ -234,6 +241,8 @@ class SchedulerMachine:
             if silent_s := self._silent_s(member, now_s):
                 name = f"worker {member.register.rank if member.register.rank >= 0 else number}"
                 why = f"{name} was silent for {silent_s:.1f} s before the job was complete"
+                if self._returns(member):
+                    return self._without(member, why, now_s)
                 return self.abort(f"{why}; {came} had come")
         if now_s - self._began_s > self._limits.join_s:
             return self.abort(f"{came} came within {self._limits.join_s:g} s (join_s)")
@@ -278,24 +287,51 @@ class SchedulerMachine:
         self._admission.require_of_job(register)
         member = self._members.get(register.token)
         if member is not None:
-            member.peer, member.heard_s = peer, now_s
-            return self._welcome([member]) if self._complete else [_heard(peer)]
+            member.peer, member.heard_s, member.confirmed = peer, now_s, True
+            return self._welcome([member]) if self._complete else self._gathered(peer, now_s)
+        if register.token in self._former:
+            return self._answer_former(peer, register.token)
         if self._alone:
             return [_heard(peer)]  # it registers again
-        if self._complete:
-            return self._return(peer, register, now_s)
+        enter = self._return if self._complete else self._join
+        return enter(peer, register, now_s)
+
+    def _join(self, peer: Peer, register: msg.Register, now_s: float) -> list[Action]:
+        """Take in a process while the job gathers."""
         if register.role == SERVER:
             if self._successor is not None:
                 self._successor.require(register)
             if not self._admission.has_turn(register, now_s):
                 return []  # it registers again
+        elif self._admission.is_started_again(register):
+            self._began_s = now_s
+            self._forget_workers()
         if len(self._of(register.role, "here")) == self._wanted[register.role]:
             if self._admission.predecessor(register, complete=self._complete) is not None:
                 return []  # it registers again: until the first is given up, or all are there
+            if self._admission.may_wait(register, now_s):
+                return [_heard(peer)]  # likewise
             reason = f"there are {self._wanted[register.role]} {register.role}s already"
             raise Refusal(msg.UNKNOWN, reason)
+        if register.role == WORKER:
+            for member in self._all(WORKER):
+                member.confirmed = False
         self._members[register.token] = Member(register, peer, now_s)
-        return self._begin(now_s) if self.here == self._wanted else [_heard(peer)]
+        return self._gathered(peer, now_s)
+
+    def _gathered(self, peer: Peer, now_s: float) -> list[Action]:
+        """Begin if all are there; else answer ``peer``.
+
+        One that its launcher starts again may be dead already. So all are heard once more then.
+        """
+        workers = self._all(WORKER)
+        sure = all(m.confirmed for m in workers) or not any(map(self._returns, workers))
+        return self._begin(now_s) if sure and self.here == self._wanted else [_heard(peer)]
+
+    def _forget_workers(self) -> None:
+        """Let workers come anew: some were started again. Those that live register once more."""
+        for member in self._all(WORKER):
+            del self._members[member.register.token]
 
     def _begin(self, now_s: float) -> list[Action]:
         """Begin with those who came, or go on; end the job where that cannot be."""
@@ -313,7 +349,15 @@ class SchedulerMachine:
         return self._welcome(list(self._members.values()))
 
     def _return(self, peer: Peer, register: msg.Register, now_s: float) -> list[Action]:
-        """Let a server that was killed take its place again, with its state if it had any yet."""
+        """Let a server that was killed take its place again, with its state if it had any yet.
+
+        Or a worker; then it waits until the one of before is given up, and the job begins again.
+        """
+        if self._is_durable() and self._admission.is_started_again(register):
+            why = f"worker {register.rank} was started again"
+            return [*self._begin_again(now_s, why), *self._enter(peer, register, now_s)]
+        if self._is_durable() and self._admission.may_wait(register, now_s):
+            return [_heard(peer)]  # it registers again
         before = self._admission.predecessor(register, complete=self._complete)
         if register.role != SERVER or (register.run != self._run and before is None):
             raise Refusal(msg.UNKNOWN, "the job is complete; no process may join it any more")
@@ -356,10 +400,9 @@ class SchedulerMachine:
         self, peer: Peer, message: msg.Heartbeat | msg.Leave | msg.Failed, now_s: float
     ) -> list[Action]:
         member = self._members.get(message.token)
-        if self._successor is not None and self._successor.had_server(message.token):
-            return [act.Send(peer, msg.Again())]
-        if member is None:
-            raise Refusal(msg.OTHER_RUN, "not a member of this run of the job")
+        successor = self._successor
+        if member is None or (successor is not None and successor.had_server(message.token)):
+            return self._answer_former(peer, message.token)
         if member.state == "lost":
             name = self._name(member)
             return [act.Send(peer, msg.Abort(f"{name} was silent and given up; it came back"))]
@@ -368,7 +411,8 @@ class SchedulerMachine:
         member.peer, member.heard_s, member.reached_s = peer, now_s, 0.0
         missed = self._missed(member) if is_new else []
         if isinstance(message, msg.Failed):
-            return self.abort(f"{self._name(member)}: {message.reason}")
+            why = f"{self._name(member)}: {message.reason}"
+            return self._without(member, why, now_s) if self._returns(member) else self.abort(why)
         if isinstance(message, msg.Heartbeat):
             member.figures = message.figures or member.figures
             if message.settled and not member.settled:
@@ -383,7 +427,15 @@ class SchedulerMachine:
         told = [member, *self._of(SERVER, "here")]
         return [*_sends(told, left), *self._end_if_alone()]
 
-    def _lose(self, member: Member, silent_s: float) -> list[Action]:
+    def _answer_former(self, peer: Peer, token: str) -> list[Action]:
+        """Tell a member of before to come again, or that the job goes on without it."""
+        if self._successor is not None and self._successor.had_server(token):
+            return [act.Send(peer, msg.Again())]
+        if token not in self._former:
+            raise Refusal(msg.OTHER_RUN, "not a member of this run of the job")
+        return [act.Send(peer, msg.Abort(self._former[token][:4096]))]
+
+    def _lose(self, member: Member, silent_s: float, now_s: float) -> list[Action]:
         limits, name = self._limits, self._name(member)
         if member.register.role == SERVER:
             if member.register.durable and silent_s <= limits.given_up_s:
@@ -391,6 +443,8 @@ class SchedulerMachine:
             kept = f", restart_s {limits.restart_s:g}" if member.register.durable else ""
             at = member.register.address
             return self.abort(f"{name} at {at} was silent for {silent_s:.1f} s{kept}")
+        if self._returns(member):
+            return self._without(member, f"{name} was silent for {silent_s:.1f} s", now_s)
         member.state = "lost"
         self.changes += 1
         if not self._of(WORKER, "here") and not self._of(WORKER, "left"):
@@ -414,7 +468,8 @@ class SchedulerMachine:
 
     @staticmethod
     def _name(member: Member) -> str:
-        return f"{member.register.role} {member.rank}"
+        rank, role = max(member.rank, member.register.rank), member.register.role
+        return f"{role} {rank}" if rank >= 0 else f"a {role}"
 
 
 def _heard(peer: Peer) -> Action:

@@ -7,6 +7,12 @@ say from which steps they can go on; the newest that all can is the incarnation'
 to it before any worker hears of them, and write that down: what a server had beyond is gone.
 Workers begin with these weights, and count their pushes on from the step.
 
+[Note: workers that return] A launcher such as torchrun starts all workers again when one of them
+dies. Workers say so when they register. Where all servers keep state, the job then goes on in the
+same way: when the scheduler gives a worker up, a worker says that it failed, or one comes with a
+higher count of restarts in the place of one that is in. Workers of before that are still there hear
+that the job has no place for them any more. New ones that come too early wait until then.
+
 [Note: a job that moves] Workers may bring a job from other servers: they register with the step at
 which it is. Until servers here have all that worker 0 brings, the job is still whole where it was:
 what some of them have of it counts for nothing.
