@@ -21,6 +21,7 @@ from syncopate.engine import checkpoint, optimizer_hooks
 from syncopate.engine.checks.agreement import agree
 from syncopate.engine.checks.fit import checks_of, tensors_of
 from syncopate.engine.checks.soundness import Sound
+from syncopate.engine.checks.sparse import require_whole_rows
 from syncopate.engine.exchange import groups
 from syncopate.engine.exchange.base import Exchange
 from syncopate.engine.exchange.delay.iterations import count_iteration
@@ -77,7 +78,7 @@ class Engine:
         self.servers: Servers | None = sound.servers
         self.model_name = type(model).__name__
         self._inventory = Inventory(model, sound.trainables, sound.ignored)
-        self._readiness = Readiness(sound.trainables, buffers, communicator)
+        self._readiness = Readiness(sound.trainables, buffers, communicator, sound.sparse)
         self.recording = Recording(self._readiness, communicator)
         self._exchange: Exchange | None = None
         # torch.compile has no business in here.
@@ -148,6 +149,8 @@ class Engine:
         """
         ranks = self.communicator.world_size
         agree(self.communicator, checks_of(plan, self._trainables, self._optimizers, ranks))
+        if self._readiness.rows:
+            require_whole_rows(plan.exchange, delayed=bool(plan.delay or plan.local_sgd))
         if (plan.exchange == SERVED) != (self.servers is not None):
             raise EngineError(
                 "weights are on parameter servers or on the ranks for good: a plan of the "
@@ -205,8 +208,7 @@ class Engine:
     def ready(self) -> None:
         """Wait until the weights of the last step are there; launches nothing.
 
-        A read of a parameter waits for it. That leaves memory that torch knows nothing of:
-        a view taken before the step, a pointer.
+        A read of a parameter waits for it, but not one of a view taken before, or of a pointer.
 
         Raises:
             CollectiveError: a rank is lost or late.
@@ -257,8 +259,7 @@ class Engine:
         """Return a block in which ``optimizer`` has whole state on every rank, as a plain one has.
 
         For code that saves or loads by the optimizer's own methods, such as
-        ``torch.distributed.checkpoint``; no training step is taken inside. Every rank enters and
-        leaves it.
+        ``torch.distributed.checkpoint``; no training step inside. Every rank enters and leaves it.
 
         Args:
             optimizer: what was given to ``distribute``: one, or a list of several.
@@ -335,7 +336,7 @@ class Engine:
     @property
     def exchanged(self) -> Mapping[int, str]:
         """Identity of every parameter whose gradient is exchanged here, and its name."""
-        return self._inventory.exchanged
+        return self._inventory.exchanged | self._readiness.rows.names
 
     @property
     def parameters(self) -> Collection[int]:
@@ -424,8 +425,8 @@ class Engine:
     @property
     def shardable(self) -> bool:
         """Whether the optimizers' steps may be spread over the ranks."""
-        if self._closures or self._readiness.announce is not None:
-            return False  # a step runs backward; or some ranks may leave, within join()
+        if self._closures or self._readiness.announce is not None or self._readiness.rows:
+            return False  # a step runs backward; some ranks may leave, within join(); or whole rows
         return self._trained() is not None and not any(
             trainable.parameter.is_complex() for trainable in self._trainables
         )

@@ -18,24 +18,11 @@ submodule was called on its own, begins at its first ready gradient. The end is 
 autograd's graph task. With re-entrant checkpointing the outputs belong to the outer task, whose
 end is the real one.
 
-[Note: A model that is dropped]
-Hooks do not hold this object: the garbage collector does not see through a parameter to its hooks,
-and would keep buffers and sockets for ever. Model and optimizer hold it. Where both are gone and a
-layer is trained on all the same, a hook of its own says that its gradients are not exchanged.
-
 [Note: A backward that raises]
 The other ranks launch all their buckets and wait. The failed rank notices at its next forward (or
 backward), and launches the remaining buckets, marked as failed. So all ranks stay in step; the
 others raise an error that names it, and no rank steps on half a gradient. After a forward that is
 refused on one rank alone, that rank runs the collectives of the step in the same way.
-
-[Note: A backward that never began]
-Where the error comes between forward and backward, in the loss, the failed rank notices nothing: it
-goes on, one step ahead of the others, and its next gradients would be averaged with their last. So
-every rank says how many training forwards since the backward before had no part in this one. Where
-all ranks say the same, several forwards are how this program trains. Otherwise all of them refuse
-the step and are in step again. A model with buffers finds it sooner: the rank is in the exchange
-before a forward while the others are in their buckets, which ends the communicator.
 """
 
 from __future__ import annotations
@@ -55,6 +42,7 @@ from syncopate.engine.exchange.base import Exchange
 from syncopate.engine.exchange.parts import Missing
 from syncopate.engine.model import ownership
 from syncopate.engine.model.state import Buffers
+from syncopate.engine.sparse_rows import SparseRows
 from syncopate.engine.step import Move, State, Step, Watch
 from syncopate.engine.torch_compat import (
     NO_BACKWARD,
@@ -62,7 +50,7 @@ from syncopate.engine.torch_compat import (
     graph_task_id,
     without_overrides,
 )
-from syncopate.engine.trailer import Note, Said
+from syncopate.engine.trailer import Note, Said, require_no_failure
 from syncopate.errors import EngineError
 from syncopate.tracing.clocks import clock_for
 
@@ -74,6 +62,7 @@ class Readiness:
         trainables: every parameter whose gradient is exchanged.
         buffers: the module's buffers, kept at rank 0's values.
         communicator: joins the ranks.
+        sparse: parameters whose gradients have rows, and are in no bucket.
 
     Attributes:
         exchange: carries the gradients; None before the first plan.
@@ -85,6 +74,7 @@ class Readiness:
         announce: called before each exchange, where ranks may run out of inputs.
         watch: sees every step, and asks for a new plan; None where no plan is watched.
         clock: stamps the steps.
+        rows: averages the gradients that have rows.
     """
 
     def __init__(
@@ -92,6 +82,7 @@ class Readiness:
         trainables: Sequence[Trainable],
         buffers: Buffers,
         communicator: Communicator,
+        sparse: Sequence[Trainable] = (),
     ) -> None:
         self.paused = False
         self.held = False
@@ -119,6 +110,7 @@ class Readiness:
         self._missing: Missing = ()
         parameters = [trainable.parameter for trainable in trainables]
         self._accumulators = Accumulators(parameters, [self._hook(t.index) for t in trainables])
+        self.rows = SparseRows(sparse, self._enter)
         # [Note: A model that is dropped]
         self._exchanged = {t.name: weakref.ref[Tensor](t.parameter) for t in trainables}
         weakref.finalize(self, ownership.orphan, self._exchanged).atexit = False
@@ -153,13 +145,13 @@ class Readiness:
     def remove(self) -> None:
         """Take every hook off the parameters."""
         self._accumulators.remove()
+        self.rows.remove()
         self._exchanged.clear()
         self.listeners, self.watch = [], None
         self._state = State.IDLE
 
     def _hook(self, index: int) -> Hook:
         # [Note: The path of a hook]
-        # [Note: A model that is dropped]
         ready, left, bucket_of = self._ready, self._left, self._bucket_of
         readiness, name = weakref.ref(self), self._trainables[index].name
 
@@ -197,6 +189,7 @@ class Readiness:
             with without_overrides():  # nothing here looks at values
                 require()
                 self._accumulators.renew()
+                self.rows.renew()
         except EngineError:
             self._absent = self._counted
             raise
@@ -268,11 +261,14 @@ class Readiness:
         self.exchange.begin()
         at_end_of_backward(self._end)
 
+    def _enter(self, entered: int | None = None) -> None:
+        """Begin a backward that enters elsewhere than at the outputs, if none has begun."""
+        if self._state == State.IDLE:
+            (self._begin_skip if self.paused else self._begin_sync)(entered=entered)
+
     def _otherwise(self, index: int) -> None:
         """Handle a gradient off the common path ([Note: The path of a hook])."""
-        if self._state == State.IDLE:
-            begin = self._begin_skip if self.paused else self._begin_sync
-            begin(entered=index)
+        self._enter(index)
         if self._state == State.SKIP:
             self._kept[index] = 1
         elif self._state == State.SYNC and not self._ready[index]:
@@ -343,7 +339,7 @@ class Readiness:
         if self._state not in (State.SYNC, State.HELD):
             return
         reached = self._timed if self._state == State.HELD else self._ready
-        if 1 not in reached:
+        if 1 not in reached and not self.rows.reached:
             # torch.autograd.grad came through the outputs; no gradient was accumulated.
             self._rest()
             return
@@ -363,8 +359,10 @@ class Readiness:
         finally:
             self._rest()
         self._open = True
-        if self.exchange.gradients.hears_now(bool(self._missing)):
+        failed = self.rows.average(self.exchange.layout)
+        if failed or self.exchange.gradients.hears_now(bool(self._missing)):
             self.complete()
+        require_no_failure(failed)
         if self.exchange.gradients.ends_with_backward:
             self._report()
 
@@ -406,9 +404,9 @@ class Readiness:
         reached = self._timed if self._state == State.HELD else self._ready
         try:
             with torch.no_grad():
-                if 1 in reached:
+                if 1 in reached or self.rows.reached:
                     # Too late to tell the others in this step: they learn of it in the next.
-                    self._owes_failure = self._next == len(self._buckets)
+                    self._owes_failure = self._next == len(self._buckets) and not self.rows
                     self._fail()
         finally:
             self._rest()
@@ -426,10 +424,11 @@ class Readiness:
         """Launch the buckets that are left, marked as failed."""
         while self._next < len(self._buckets):
             self._push(self._buckets[self._next], failed=True, empty=True)
-        self._settle_alone()
+        self._settle_alone(failed=True)
 
-    def _settle_alone(self) -> None:
+    def _settle_alone(self, *, failed: bool = False) -> None:
         """Wait for an exchange whose averages this rank does not need."""
+        self.rows.average(self.exchange.layout, empty=True, failed=failed)
         said = self.exchange.wait()
         self._kept[:] = bytes(len(self._kept))
         self.exchange.gradients.handed_out()
@@ -440,7 +439,8 @@ class Readiness:
     @property
     def parameters(self) -> list[Tensor]:
         """The parameters whose gradients are exchanged."""
-        return [trainable.parameter.data for trainable in self._trainables]
+        dense = [trainable.parameter.data for trainable in self._trainables]
+        return [*dense, *(weight.data for weight in self.rows.parameters)]
 
     def set_present(self, ranks: Sequence[int], *, alone: bool = False) -> None:
         """Note which ranks have gradients; ``alone`` divides sums by their number."""

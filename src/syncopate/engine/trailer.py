@@ -17,6 +17,14 @@ normalisation's int64 ``num_batches_tracked``, each byte travels as one element:
 
 Large buffers (attention masks, tables) are cheaper in a broadcast, which moves every byte once, and
 is needed only when they have changed: :class:`~syncopate.engine.model.state.Buffers` sees to them.
+
+[Note: A backward that never began]
+Where the error comes between forward and backward, in the loss, the failed rank notices nothing: it
+goes on, one step ahead of the others, and its next gradients would be averaged with their last. So
+every rank says how many training forwards since the backward before had no part in this one. Where
+all ranks say the same, several forwards are how this program trains. Otherwise all of them refuse
+the step and are in step again. A model with buffers finds it sooner: the rank is in the exchange
+before a forward while the others are in their buckets, which ends the communicator.
 """
 
 from __future__ import annotations
@@ -57,6 +65,19 @@ class Note(NamedTuple):
     asks: bool = False
 
 
+def require_no_failure(failed: Sequence[int]) -> None:
+    """Refuse a step whose backward failed on some ranks; every rank calls it.
+
+    Raises:
+        EngineError: names them.
+    """
+    if failed:
+        raise EngineError(
+            f"backward failed on {name_ranks(failed)}, so this step has no gradient. See the error "
+            "there; zero the gradients before going on"
+        )
+
+
 class Said(NamedTuple):
     """The ranks' reports in a trailer, besides their buffers.
 
@@ -83,11 +104,7 @@ class Said(NamedTuple):
         Raises:
             EngineError: a backward failed, or never began; on every rank alike.
         """
-        if self.failed:
-            raise EngineError(
-                f"backward failed on {name_ranks(self.failed)}, so this step has no gradient. See "
-                "the error there; zero the gradients before going on"
-            )
+        require_no_failure(self.failed)
         fewest = min(self.unreached[rank] for rank in ranks)
         behind = [rank for rank in ranks if self.unreached[rank] > fewest]
         if behind:

@@ -27,12 +27,14 @@ from tests.multiprocess.harness import Cases
 TIMEOUT_S = 60.0
 
 
+def planned(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Return the parameters that a plan has, by name: not those whose gradients have rows."""
+    sparse = {id(each.weight) for each in model.modules() if getattr(each, "sparse", False)}
+    return [(n, p) for n, p in model.named_parameters() if p.requires_grad and id(p) not in sparse]
+
+
 def tensors_of(model: nn.Module) -> list[tuple[str, int, str]]:
-    return [
-        (name, p.numel(), str(p.dtype).removeprefix("torch."))
-        for name, p in model.named_parameters()
-        if p.requires_grad
-    ]
+    return [(name, p.numel(), str(p.dtype).removeprefix("torch.")) for name, p in planned(model)]
 
 
 def plan_of(

@@ -230,7 +230,11 @@ def _refused_models() -> list[Refusal]:
             lambda: _distribute(nn.Sequential(deep, nn.LazyBatchNorm1d(affine=False))),
         ),
         ("meta device", lambda: _distribute(nn.Linear(2, 2, device="meta"), stray)),
-        ("'0' is an embedding with sparse=True", lambda: _distribute(lookup)),
+        ("no trainable parameter beside embeddings", lambda: _distribute(lookup)),
+        (
+            "must be dense with the sharded exchange",
+            lambda: _distribute(nn.Sequential(*lookup, nn.Linear(2, 2)), exchange="sharded"),
+        ),
     ]
 
 

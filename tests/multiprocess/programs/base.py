@@ -27,7 +27,7 @@ from syncopate.artifacts.plan import DECOUPLED, Plan
 from syncopate.engine.distribute import distribute
 from syncopate.engine.engine import Engine
 from syncopate.engine.step import Step
-from tests.multiprocess.engine.cases import data, in_parts, plan_of, replicating
+from tests.multiprocess.engine.cases import data, in_parts, plan_of, planned, replicating
 
 STEPS = 6
 TIMEOUT_S = 20.0
@@ -38,7 +38,7 @@ MakePlan = Callable[[nn.Module, int], Plan]
 
 def _sizes(model: nn.Module, each: int) -> list[int]:
     """Return bucket sizes of ``each`` parameters, the last one smaller."""
-    count = sum(parameter.requires_grad for parameter in model.parameters())
+    count = len(planned(model))
     whole, rest = divmod(count, each)
     return [each] * whole + [rest] * bool(rest)
 
@@ -176,6 +176,9 @@ def _take_turns(engine: Engine, plans: Sequence[Plan]) -> None:
 
 def kept(value: Any) -> Any:
     """Return a copy of what a program saw, of plain tensors."""
+    if isinstance(value, Tensor) and value.is_sparse:
+        rows = value.detach().coalesce()
+        return kept([rows.indices(), rows.values()])
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, np.ndarray):

@@ -201,6 +201,79 @@ def another_memory_format_midway(run: Run) -> None:
     run.see("averaged", found)
 
 
+class Rows(nn.Module):
+    """Embeddings with sparse gradients, one of them shared, one a bag; words differ by rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(40, 8, sparse=True, padding_idx=0)
+        self.again = nn.Embedding(40, 8, sparse=True)
+        self.again.weight = self.words.weight
+        self.bag = nn.EmbeddingBag(9, 8, mode="sum", sparse=True)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor, *, bag: bool = True) -> Tensor:
+        found = self.words(x) + self.again(x.flip(0))
+        found = found + self.bag(x.view(1, -1) % 9) if bag else found
+        outputs: Tensor = self.head(found.tanh())
+        return outputs
+
+
+def _words(run: Run, step: int) -> Tensor:
+    return (torch.arange(6) * (step + 1) + 7 * run.rank) % 40
+
+
+def _of_rows(model: nn.Module) -> tuple[list[torch.optim.Optimizer], list[nn.Parameter]]:
+    weights = [model.words.weight, model.bag.weight]
+    return [torch.optim.SparseAdam(weights, lr=0.1), adamw(model.head)], weights
+
+
+def sparse_rows(run: Run) -> None:
+    model = Rows()
+    optimizers, weights = _of_rows(model)
+    wrapped = run.wrap(model, *optimizers)
+    for step in range(STEPS):
+        for each in optimizers:
+            each.zero_grad(set_to_none=step % 2 == 0)
+        loss_of(wrapped(_words(run, step))).backward()
+        run.see("rows", [weight.grad for weight in weights])
+        for each in optimizers:
+            each.step()
+    run.end(model, *optimizers)
+
+
+def sparse_rows_accumulate(run: Run) -> None:
+    """Without synchronisation, and with it, into gradients that are there."""
+    model = Rows()
+    optimizers, weights = _of_rows(model)
+    wrapped = run.wrap(model, *optimizers)
+    for step in range(STEPS):
+        with wrapped.no_sync():
+            loss_of(wrapped(_words(run, step))).backward()
+        for part in range(2):
+            loss_of(wrapped(_words(run, step + part + 1))).backward()
+        run.see("rows", [weight.grad for weight in weights])
+        for each in optimizers:
+            each.step()
+            each.zero_grad()
+    run.end(model, *optimizers)
+
+
+def sparse_rows_of_one_optimizer(run: Run) -> None:
+    """One optimizer trains rows and dense weights; a copy evaluates, and a state is loaded."""
+    model = Rows()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    wrapped = run.wrap(model, optimizer)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(wrapped(_words(run, step))).backward()
+        optimizer.step()
+        if step == 2:
+            model.load_state_dict(copy.deepcopy(model.state_dict()))
+        run.see("evaluated", copy.deepcopy(model)(_words(run, 0)))
+    run.end(model)
+
+
 PROGRAMS: list[Program] = [
     outputs_in_records,
     frozen_of_every_dtype,
@@ -212,4 +285,7 @@ PROGRAMS: list[Program] = [
     two_forwards_at_once,
     scripted_as_a_whole,
     another_memory_format_midway,
+    sparse_rows,
+    sparse_rows_accumulate,
+    sparse_rows_of_one_optimizer,
 ]

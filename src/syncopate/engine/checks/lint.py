@@ -28,6 +28,7 @@ from syncopate.engine.checks.findings import (
     Checked,
     Finding,
 )
+from syncopate.engine.checks.sparse import sparse_embeddings
 from syncopate.engine.exchange import groups
 from syncopate.engine.exchange.optimizers import changed_from, kind_of, known_base, step_of
 from syncopate.engine.exchange.proxies.weights import asked_parameters, scripted_modules
@@ -97,7 +98,7 @@ def check(
         >>> model = nn.Sequential(nn.Embedding(9, 2, sparse=True), nn.Linear(2, 2))
         >>> found = check(model, optim.SGD(model.parameters(), lr=0.1))
         >>> [(each.effect, each.what, each.where) for each in found.findings]
-        [('refused', 'an embedding with sparse gradients', ('0',))]
+        [('waits', 'an embedding with sparse gradients', ('0',))]
     """
     given = soundness.Given(None, Wishes(), broadcast_buffers, tuple(ignore))
     ignored = soundness.ignored_names(model, given.ignore)
@@ -125,11 +126,6 @@ def _modules(subject: _Subject) -> Iterator[Finding]:
     yield from _refused(
         "a module that is trained over ranks already", named, soundness.require_plain
     )
-
-
-def _embeddings(subject: _Subject) -> Iterator[Finding]:
-    named = soundness.sparse_embeddings(subject.model, subject.shared)
-    yield from _refused("an embedding with sparse gradients", named, soundness.require_dense)
 
 
 def _parameters(subject: _Subject) -> Iterator[Finding]:
@@ -260,6 +256,20 @@ def _has_others(hooks: Mapping[int, object] | None) -> bool:
     )
 
 
+def _embeddings(subject: _Subject) -> Iterator[Finding]:
+    named = sparse_embeddings(subject.model, subject.shared)
+    found = tuple(name or "the model" for name, _ in named)
+    if found:
+        yield Finding(
+            WAITS,
+            "an embedding with sparse gradients",
+            found,
+            "ranks gather the rows of its gradient at the end of backward, which hides behind "
+            "nothing; 'sharded' and delays refuse it",
+            "keep it where a step looks up few of many rows; else build it with sparse=False",
+        )
+
+
 def _scripts(subject: _Subject) -> Iterator[Finding]:
     scripted = tuple(scripted_modules(subject.model))
     happens = "no step of the model is deferred to the next forward"
@@ -385,8 +395,8 @@ def _untrained(subject: _Subject) -> Iterator[Finding]:
 
 
 _LOOKS: tuple[Callable[[_Subject], Iterator[Finding]], ...] = (
-    _modules, _embeddings, _parameters, _optimizers,
-    _steps, _step_hooks, _gradient_hooks, _scripts, _buffers, _tied,
+    _modules, _parameters, _optimizers,
+    _steps, _step_hooks, _gradient_hooks, _embeddings, _scripts, _buffers, _tied,
     _complex, _shared_by_optimizers, _dtypes, _untrained,
 )  # fmt: skip
 

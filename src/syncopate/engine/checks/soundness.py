@@ -14,7 +14,7 @@ once: it was built from another copy. So are the models of a GAN distributed, on
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -30,17 +30,22 @@ from syncopate.delay import Delay, LocalSGD, delay_of
 from syncopate.engine.buckets import Trainable, dtype_name
 from syncopate.engine.checks.agreement import Checks, Fact
 from syncopate.engine.checks.fit import require_delay, require_whole_weights
+from syncopate.engine.checks.sparse import (
+    Sparse,
+    of_others,
+    require_whole_rows,
+    sound_rows,
+    sound_tables,
+    sparse_weights,
+)
 from syncopate.engine.exchange.optimizers import kind_of
 from syncopate.engine.exchange.serving.servers import Servers, served_by
-from syncopate.engine.exchange.serving.tables import SPARSE, Embedded
+from syncopate.engine.exchange.serving.tables import Embedded
 from syncopate.engine.model import module as modules
 from syncopate.engine.model import ownership
 from syncopate.engine.selfplan.wishes import PLANNED, Wishes
 from syncopate.errors import EngineError, InvalidValueError, UnknownNameError
 from syncopate.units import dtype_bytes
-
-_Sparse = dict[int, list[tuple[str, SPARSE]]]
-"""Embeddings with sparse gradients, by the identity of their weight, with their names."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,12 @@ class Given:
         """The exchange that was asked for, by name or by a plan."""
         return self.plan.exchange if isinstance(self.plan, Plan) else self.wishes.asked.exchange
 
+    @property
+    def delayed(self) -> bool:
+        """Whether a delay was asked for, by itself or by a plan."""
+        plan = self.plan if isinstance(self.plan, Plan) else None
+        return self.delay is not None or bool(plan and (plan.delay or plan.local_sgd))
+
 
 class Sound(NamedTuple):
     """The model, optimizers and options, checked.
@@ -79,6 +90,7 @@ class Sound(NamedTuple):
         optimizers: each once that trains some of them.
         delay: what was asked for.
         servers: what holds the weights, if servers do.
+        sparse: every parameter whose gradient has rows, where ranks average them.
     """
 
     ignored: frozenset[str]
@@ -87,6 +99,7 @@ class Sound(NamedTuple):
     optimizers: tuple[torch.optim.Optimizer, ...]
     delay: Delay | LocalSGD | None
     servers: Servers | None
+    sparse: tuple[Trainable, ...] = ()
 
 
 def checks(
@@ -107,15 +120,19 @@ def checks(
     """
     ignored = ignored_names(model, given.ignore)
     yield ()
-    shared, sparse, trainables = _sound_model(model, ignored, served=given.exchange == SERVED)
+    shared, sparse, trainables = _sound_model(model, ignored, rows=True)
     yield ()
     known = tuple(dict.fromkeys(sound_optimizer(each, model) for each in optimizers))
-    tables = _sound_tables(given, sparse, known)
-    known = _of_others(known, tables)
+    served = given.exchange == SERVED
+    tables = sound_tables(sparse, known, delayed=given.delayed) if served else ()
+    known = of_others(known, sparse)
     yield ()
     _require_arguments(given, world_size)
     yield ()
     _require_updatable(given.exchange, known)
+    if sparse and not served:
+        require_whole_rows(given.exchange, delayed=given.delayed)
+    rows = () if served else sound_rows(sparse)
     yield ()
     delay = _sound_delay(given, known)
     servers = _sound_servers(given, known, delay, world_size, tables)
@@ -125,14 +142,18 @@ def checks(
         require_shape(name, held)
     yield [
         *_facts(given, ignored),
+        (
+            "embeddings with sparse=True",
+            tuple(name for each in sparse.values() for name, _ in each),
+        ),
         *tensor_facts("parameter", shared),
         *tensor_facts("buffer", buffers),
     ]
-    ownership.require_free(model, trainables)
+    ownership.require_free(model, (*trainables, *rows))
     modules.require_extensible(model)
     weights = tuple(parameter.data for _, parameter in shared)
-    ignored = ignored.union(table.name for table in tables)
-    return Sound(ignored, weights, trainables, known, delay, servers)
+    ignored = ignored.union((t.name for t in tables), (row.name for row in rows))
+    return Sound(ignored, weights, trainables, known, delay, servers, rows)
 
 
 # -- the model -----------------------------------------------------------------------------------
@@ -150,18 +171,18 @@ def sound_parameters(
     Raises:
         EngineError: the model is wrapped already, or has a parameter that cannot be exchanged.
     """
-    shared, _, trainables = _sound_model(model, ignored, served=False)
+    shared, _, trainables = _sound_model(model, ignored, rows=False)
     return shared, trainables
 
 
 def _sound_model(
-    model: nn.Module, ignored: frozenset[str], *, served: bool
-) -> tuple[list[tuple[str, nn.Parameter]], _Sparse, tuple[Trainable, ...]]:
+    model: nn.Module, ignored: frozenset[str], *, rows: bool
+) -> tuple[list[tuple[str, nn.Parameter]], Sparse, tuple[Trainable, ...]]:
     """Return the parameters that all ranks share, sparse embeddings, and what is trained else."""
     for name, module in model.named_modules():
         require_plain(name, module)
     shared = shared_parameters(model, ignored)
-    sparse = _sparse(model, shared, served=served)
+    sparse = sparse_weights(model, shared, rows=rows)
     return shared, sparse, _trainables(model, shared, sparse)
 
 
@@ -223,84 +244,6 @@ def require_parameter(name: str, parameter: nn.Parameter) -> None:
         )
     if parameter.requires_grad:
         dtype_bytes(dtype_name(parameter))
-
-
-def _sparse(
-    model: nn.Module, shared: Sequence[tuple[str, nn.Parameter]], *, served: bool
-) -> _Sparse:
-    """Return the embeddings with sparse gradients, by the weight's identity, or refuse one."""
-    found: _Sparse = {}
-    for name, module in sparse_embeddings(model, shared):
-        if not served:
-            require_dense(name, module)
-        found.setdefault(id(module.weight), []).append((name, module))
-    return found
-
-
-def sparse_embeddings(
-    model: nn.Module, shared: Sequence[tuple[str, nn.Parameter]]
-) -> Iterator[tuple[str, SPARSE]]:
-    """Yield the trained embeddings with sparse gradients, with their names."""
-    trained = {id(parameter) for _, parameter in shared if parameter.requires_grad}
-    for name, module in model.named_modules():
-        if isinstance(module, SPARSE) and module.sparse and id(module.weight) in trained:
-            yield name, module
-
-
-def require_dense(name: str, module: SPARSE) -> None:
-    """Refuse an embedding with sparse gradients."""
-    if module.sparse:
-        raise EngineError(
-            f"{name or 'the model'!r} is an embedding with sparse=True; gradients must be "
-            "dense, but with parameter servers (exchange=KVStore). Build it with "
-            "sparse=False"
-        )
-
-
-def _sound_tables(
-    given: Given,
-    sparse: _Sparse,
-    optimizers: Sequence[torch.optim.Optimizer],
-) -> tuple[Embedded, ...]:
-    """Return the embeddings whose rows servers keep, or refuse one."""
-    found = []
-    for named in sparse.values():
-        name, module = named[0]
-        shown = f"{name or 'the model'!r} is an embedding with sparse=True"
-        if any(each.max_norm is not None for _, each in named):
-            raise EngineError(f"{shown} and max_norm, which servers do not apply; leave it out")
-        if given.delay is not None or (given.plan is not None and given.plan.delay is not None):
-            raise EngineError(f"{shown}, whose rows cannot come late; train without a delay")
-        holding = [
-            (optimizer, group)
-            for optimizer in optimizers
-            for group in optimizer.param_groups
-            if any(each is module.weight for each in group["params"])
-        ]
-        if len(holding) != 1:
-            raise EngineError(
-                f"{shown}, and {len(holding)} groups of the optimizers given train it; servers "
-                "update it as one does"
-            )
-        modules_ = tuple(each for _, each in named)
-        path = f"{name}.weight".removeprefix(".")
-        weight = cast("nn.Parameter", module.weight)
-        found.append(Embedded(path, weight, modules_, *holding[0]))
-    return tuple(found)
-
-
-def _of_others(
-    optimizers: Sequence[torch.optim.Optimizer], tables: Sequence[Embedded]
-) -> tuple[torch.optim.Optimizer, ...]:
-    """Return the optimizers that train something other than tables."""
-    theirs = {id(table.weight) for table in tables}
-    return tuple(
-        optimizer
-        for optimizer in optimizers
-        if any(
-            id(each) not in theirs for group in optimizer.param_groups for each in group["params"]
-        )
-    )
 
 
 def _trainables(

@@ -10,6 +10,11 @@ gradients of its own forward, and names itself there for torch.compile. A distri
 called meanwhile notices it, in any order of wrapping, before any gradient is wrong. Its
 reducer in Python (``torch._dynamo.config.optimize_ddp = "python_reducer"``) does not name itself,
 and hooks the parameters where they can be seen.
+
+[Note: A model that is dropped]
+Hooks do not hold this object: the garbage collector does not see through a parameter to its hooks,
+and would keep buffers and sockets for ever. Model and optimizer hold it. Where both are gone and a
+layer is trained on all the same, a hook of its own says that its gradients are not exchanged.
 """
 
 from __future__ import annotations

@@ -111,12 +111,6 @@ REFUSALS = {
         ("1.weight", "1.bias"),
         "materialise the model first",
     ),
-    "sparse": (
-        lambda: nn.Sequential(nn.Embedding(5, 2, sparse=True), nn.EmbeddingBag(5, 2, sparse=True)),
-        "an embedding with sparse gradients",
-        ("0", "1"),
-        "build it with sparse=False",
-    ),
     "DDP": (
         of_ddp,
         "a module that is trained over ranks already",
@@ -299,21 +293,29 @@ def test_dtypes_several_optimizers_and_parameters_of_none() -> None:
 # -- how it is shown -----------------------------------------------------------------------------
 
 
+def test_embeddings_with_sparse_gradients_wait() -> None:
+    rows = nn.Embedding(5, 2, sparse=True), nn.EmbeddingBag(5, 2, sparse=True)
+    model = nn.Sequential(*rows, nn.Linear(2, 2))
+    names = ("0", "1")
+    assert found(syncopate.check(model, sgd(model))) == [
+        (WAITS, "an embedding with sparse gradients", names)
+    ]
+
+
 def test_it_prints_a_sentence_for_each_and_becomes_rows() -> None:
-    model = nn.Sequential(*(nn.Embedding(3, 2, sparse=True) for _ in range(6)), nn.BatchNorm1d(2))
+    model = nn.Sequential(*(nn.Embedding(3, 2, device="meta") for _ in range(6)), nn.BatchNorm1d(2))
     result = syncopate.check(model, sgd(model))
     assert repr(result) == "<Checked: Sequential and SGD: 1 refused, 1 waits>"
     assert result.rows()[0] == {
         "effect": "refused",
-        "what": "an embedding with sparse gradients",
-        "where": "0, 1, 2, 3 and 2 others",
+        "what": "a parameter that is no plain tensor with values",
+        "where": "0.weight, 1.weight, 2.weight, 3.weight and 2 others",
     }
-    assert result.frame()[0]["where"] == "0, 1, 2, 3, 4, 5"
-    assert result.frame()[0]["do"] == "build it with sparse=False"
+    assert result.frame()[0]["where"] == ", ".join(f"{n}.weight" for n in range(6))
+    assert result.frame()[0]["do"] == "materialise the model first"
     assert result.summary()[1] == (
-        "refused: an embedding with sparse gradients (0, 1, 2, 3 and 2 others). '0' is an "
-        "embedding with sparse=True; gradients must be dense, but with parameter servers "
-        "(exchange=KVStore); build it with sparse=False"
+        "refused: a parameter that is no plain tensor with values (0.weight, 1.weight, 2.weight, "
+        "3.weight and 2 others). '0.weight' is on the meta device; materialise the model first"
     )
     assert "refused" in str(result).splitlines()[-2]
 
