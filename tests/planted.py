@@ -168,7 +168,7 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "what exceeds the usual by one spread counts as a pause, instead of four",
-        "analysis/causes/counterfactuals.py",
+        "analysis/causes/unusual.py",
         "_FAR = 4.0",
         "_FAR = 1.0",
         ("tests/unit/analysis/test_causes.py",),
