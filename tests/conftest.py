@@ -57,6 +57,8 @@ FULL = {
     f"{_RANKS}/paramserver/test_moving.py::test_a_worker_that": "faults",
     f"{_RANKS}/paramserver/test_restart.py::test_a_job_whose_worker_is_killed[twice": "faults",
     f"{_RANKS}/paramserver/test_restart.py::test_a_job_whose_worker_is_killed[and": "faults",
+    f"{_RANKS}/paramserver/test_restart.py::test_a_worker_that_raises": "faults",
+    f"{_RANKS}/paramserver/test_restart.py::test_a_server_that_is_killed": "faults",
     f"{_RANKS}/paramserver/test_rows.py::test_servers_that_are_killed": "faults",
     f"{_RANKS}/paramserver/test_rows.py::test_lost_doubled": "faults",
     f"{_RANKS}/exchange/serving/test_tables.py::test_tables_go_on": "jobs of many processes",

@@ -1,7 +1,7 @@
 """A worker that torchrun starts again: trains, and kills itself where its command line says.
 
 Its arguments: a folder for the result, and for each time that torchrun starts the workers a rank
-and the step in which this rank dies; -1: before it joins.
+and the step in which this rank dies; -1: before it joins. With a third argument it raises instead.
 """
 
 from __future__ import annotations
@@ -38,11 +38,18 @@ def train(store: KVStore, dies_in: int) -> dict[str, torch.Tensor]:
         if step == dies_in:
             for handle in pushed:
                 handle.wait()
-            os.kill(os.getpid(), signal.SIGKILL)
+            _die()
         pulled = [store.pull(name, weights[name]) for name in weights]
         for handle in (*pushed, *pulled):
             handle.wait()
     return weights
+
+
+def _die() -> None:
+    Path(sys.argv[1], "died").touch()
+    if len(sys.argv) > 3:
+        raise RuntimeError(sys.argv[3])
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def main() -> None:
@@ -53,7 +60,7 @@ def main() -> None:
     rank, step = dies[restart] if restart < len(dies) else (-1, 0)
     dies_in = step if rank == int(os.environ["RANK"]) else STEPS
     if dies_in < 0:
-        os.kill(os.getpid(), signal.SIGKILL)
+        _die()
     with KVStore(Rules(mode="ssgd", optimizer=Adam(lr=0.05)), limits=QUICK) as store:
         assert store.rank == int(os.environ["RANK"])
         weights = train(store, dies_in)
