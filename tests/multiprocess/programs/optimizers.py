@@ -150,7 +150,7 @@ def _sequence(optimizer: Any) -> Any:
 _SCHEDULES: dict[str, Callable[[Any], Any]] = {
     "step_lr": lambda o: StepLR(o, 2, 0.5),
     "lambda_lr": lambda o: LambdaLR(o, lambda step: 1 / (1 + step)),
-    "one_cycle": lambda o: OneCycleLR(o, 0.2, total_steps=20),
+    "one_cycle": lambda o: OneCycleLR(o, 0.2, total_steps=3 * STEPS),
     "cyclic": lambda o: CyclicLR(o, 0.01, 0.1, step_size_up=2),
     "plateau": lambda o: ReduceLROnPlateau(o, patience=1),
     "warm_restarts": lambda o: CosineAnnealingWarmRestarts(o, 3),
