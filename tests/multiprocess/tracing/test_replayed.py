@@ -26,7 +26,7 @@ from tests.multiprocess.engine.cases import data, mlp, plan_of
 from tests.multiprocess.harness import run_ranks
 
 STEPS = 10
-SLEEP_S = 0.03
+SLEEP_S = 0.1
 EXCHANGES = ("allreduce", "decoupled", "sharded", "rooted")
 
 PLAIN = f"""
