@@ -99,17 +99,8 @@ class SparseRows:
         if not self._trainables or layout.communicator.world_size == 1:
             return []
         grads = [None if empty else parameter.grad for parameter in self.parameters]
-        own = [None if g is None or not g.is_sparse else g.coalesce() for g in grads]
-        counts = [
-            _FAILED
-            if failed
-            else _UNREACHED
-            if g is None
-            else _DENSE
-            if rows is None
-            else rows._nnz()
-            for g, rows in zip(grads, own, strict=True)
-        ]
+        own = [g.coalesce() if g is not None and g.is_sparse else None for g in grads]
+        counts = [_FAILED if failed else _count(*pair) for pair in zip(grads, own, strict=True)]
         told = torch.tensor(counts, dtype=torch.int64, device=self.parameters[0].device)
         table = Ranks(layout).everyone(told).t().tolist()
         if lost := [rank for rank, count in enumerate(table[0]) if count == _FAILED]:
@@ -127,6 +118,13 @@ class SparseRows:
                 if not empty:
                     trainable.parameter.grad = total
         return []
+
+
+def _count(grad: Tensor | None, rows: Tensor | None) -> int:
+    """Return how many rows a gradient has, or what it is instead."""
+    if grad is None:
+        return _UNREACHED
+    return _DENSE if rows is None else rows._nnz()
 
 
 def _gathered(

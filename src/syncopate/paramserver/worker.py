@@ -378,9 +378,9 @@ class KVStore:
             held, state = None, dict[str, dict[str, Tensor]]()
             if self.rank == FIRST:
                 held = tables.all_held()
-            if self.rank == FIRST and weights:
-                state = self.state()
-                self.pull_many(weights).wait()
+                if weights:
+                    state = self.state()
+                    self.pull_many(weights).wait()
             self._enter(after)
             if declared is not None:
                 declared.lay_out(self.num_servers)

@@ -21,7 +21,7 @@ import numpy as np
 from syncopate.analysis.causes.leads import Leads, covered
 from syncopate.analysis.causes.pace import paces
 from syncopate.analysis.causes.stages import Stages
-from syncopate.analysis.causes.unusual import in_common, unusual, usual
+from syncopate.analysis.causes.unusual import UNUSUAL, in_common, unusual, usual
 from syncopate.analysis.evidence.links import SlowLinks
 from syncopate.analysis.evidence.noise import outstanding, surely_positive
 from syncopate.analysis.evidence.pipeline import RECV, SEND
@@ -38,8 +38,8 @@ from syncopate.artifacts.timelines.spans import LANES, Mask, Numbers, Times
 WORTH = 0.02
 """What is less of an iteration than this part is not worth doing."""
 
-_UNUSUAL, _STRETCHED = 0.1, 1.5
-"""What is unusual exceeds the usual by this part of computation; a transfer also is as long."""
+_STRETCHED = 1.5
+"""A transfer that is unusual also takes so many times as long as usual."""
 
 _LATER, _MOSTLY = 1.1, 0.75
 """A link is slow where more than this part of its transfers takes this many times the others'."""
@@ -438,7 +438,7 @@ class Counterfactuals:
         usual_s = np.median(totals_s, axis=1, keepdims=True)
         own_s = self._usual_s[:, _COMPUTING].sum(axis=1)
         computing_s = dict(zip(self.ranks, own_s.tolist(), strict=True))
-        least_s = np.array([[_UNUSUAL * computing_s.get(one, 0.0)] for one in ranks.tolist()])
+        least_s = np.array([[UNUSUAL * computing_s.get(one, 0.0)] for one in ranks.tolist()])
         long = totals_s > np.maximum(_STRETCHED * usual_s, usual_s + least_s)
         factors = np.where(long, usual_s / np.where(long, totals_s, 1.0), 1.0)
         moved_s[rows] *= factors.ravel()[whose]

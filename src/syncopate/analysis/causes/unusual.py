@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from syncopate.analysis.work import SEVERAL
 from syncopate.artifacts.timelines.spans import Mask, Numbers, Times
 
-_UNUSUAL = 0.1
+UNUSUAL = 0.1
 """What is unusual exceeds the usual by this part of computation."""
 
 _FAR = 4.0
@@ -77,7 +77,7 @@ def unusual(level: Times, counted: Numbers, computing: slice) -> NDArray[np.bool
     usual_s = usual(level, counted)[:, None]
     off_s = np.abs(_usual_sort(level[:, counted]) - usual_s)
     spread_s = 1.4826 * np.median(off_s, axis=1, keepdims=True)
-    least_s = _UNUSUAL * usual_s[..., computing].sum(axis=2, keepdims=True)
+    least_s = UNUSUAL * usual_s[..., computing].sum(axis=2, keepdims=True)
     found = level > usual_s + np.maximum(least_s, _FAR * spread_s)
     found[:, np.setdiff1d(np.arange(level.shape[1]), counted)] = False
     return np.asarray(found)

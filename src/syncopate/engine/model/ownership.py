@@ -12,9 +12,10 @@ reducer in Python (``torch._dynamo.config.optimize_ddp = "python_reducer"``) doe
 and hooks the parameters where they can be seen.
 
 [Note: A model that is dropped]
-Hooks do not hold this object: the garbage collector does not see through a parameter to its hooks,
-and would keep buffers and sockets for ever. Model and optimizer hold it. Where both are gone and a
-layer is trained on all the same, a hook of its own says that its gradients are not exchanged.
+Hooks do not hold an engine or a part of it: the garbage collector does not see through a parameter
+to its hooks, and would keep buffers and sockets for ever. Model and optimizer hold the engine. If
+both are gone and a layer is still trained, a hook of its own says that its gradients are not
+exchanged.
 """
 
 from __future__ import annotations
