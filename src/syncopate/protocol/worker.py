@@ -278,8 +278,9 @@ class WorkerMachine:
             if link.open and rank not in wanted:
                 link.heard_s = now_s
             elif now_s - link.heard_s > link.patience_s(self._limits):
-                told = (self._roster.rank, rank, self._addresses[rank], now_s - link.heard_s)
-                return [act.Fail(reasons.out_of_reach(*told))]
+                silent_s, address = now_s - link.heard_s, self._addresses[rank]
+                own = self._roster.rank
+                return [act.Fail(reasons.out_of_reach(own, rank, address, silent_s))]
             if link.hello_again(now_s, self._limits.retry_s):
                 found += self._hello(rank, now_s)
         return found + self._overdue(now_s) if now_s >= self.due_s else found
@@ -378,22 +379,20 @@ class WorkerMachine:
 
     def _lost(self, ack: msg.Ack, now_s: float) -> list[Action]:
         """Send again what the answer to a query says is lost."""
-        flow = self._flows[ack.key]
-        found, query = list[Action](), flow.query
+        flow, server = self._flows[ack.key], self._server(ack.key)
+        query = flow.query
         if query is None or query.number != ack.query:
-            return found
+            return []
         flow.query = None
         if ack.received < query.done:
-            server, name = self._server(ack.key), self._specs[ack.key].name
-            counts = (ack.received, query.done)
-            return [act.Fail(reasons.older(self._roster.rank, server, name, *counts))]
+            name, rank = self._specs[ack.key].name, self._roster.rank
+            return [act.Fail(reasons.older(rank, server, name, ack.received, query.done))]
         pull_lost = bool(flow.pulls) and flow.pulls[0].request == query.pull != ack.waiting
         if pull_lost or ack.received < query.sent:
-            self._loses(self._server(ack.key), now_s)
-        if pull_lost:
-            found += self._ask(ack.key, now_s)
+            self._loses(server, now_s)
+        found = self._ask(ack.key, now_s) if pull_lost else []
         if ack.received < query.sent:
-            if self._links[self._server(ack.key)].durable:
+            if self._links[server].durable:
                 # The server may be younger than an acknowledgement that was believed.
                 flow.received = min(flow.received, max(ack.received, flow.done))
             flow.sent = max(ack.received, flow.received)

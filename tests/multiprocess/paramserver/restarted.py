@@ -17,6 +17,7 @@ from torch import nn
 
 from syncopate.paramserver.worker import KVStore
 from syncopate.protocol.rules import Adam, Rules
+from tests.multiprocess.paramserver.killable import gradients
 from tests.multiprocess.paramserver.servers import QUICK
 
 STEPS = 8
@@ -29,12 +30,9 @@ def train(store: KVStore, dies_in: int) -> dict[str, torch.Tensor]:
     weights = {name: p.detach() for name, p in model.named_parameters()}
     store.init(weights)
     for step in range(store.step, STEPS):
-        own = torch.Generator().manual_seed(2 * step + store.rank)
-        model.zero_grad()
-        model(torch.randn(8, 24, generator=own)).square().sum().backward()
-        gradients = [(name, p.grad) for name, p in model.named_parameters()]
-        half = len(gradients) // 2 if step == dies_in else len(gradients)
-        pushed = [store.push(name, gradient) for name, gradient in gradients[:half]]
+        own = list(gradients(model, step, store.rank).items())
+        half = len(own) // 2 if step == dies_in else len(own)
+        pushed = [store.push(name, gradient) for name, gradient in own[:half]]
         if step == dies_in:
             for handle in pushed:
                 handle.wait()

@@ -2,70 +2,29 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 import torch
 from torch import nn
 
-from syncopate.paramserver.job import Job
-from syncopate.paramserver.launch import free_port
-from syncopate.paramserver.scheduler import Scheduler
 from syncopate.protocol.rules import SGD, Adagrad, Adam, Rules
 from syncopate.protocol.table import Normal, Table
-from tests.multiprocess.paramserver.servers import QUICK, Child, _serve, _work, wait_for
+from tests.multiprocess.paramserver.killable import Killable, gradients, require_alike
+from tests.multiprocess.paramserver.servers import wait_for
 
 STEPS = 12
 SSGD = Rules(mode="ssgd", optimizer=Adam(lr=0.05))
-LIMITS = msgspec.structs.replace(QUICK, slice_bytes=512)
 
 
-def _schedule(job, state):
-    Scheduler(job, LIMITS, state=state).run()
+class _Job(Killable):
+    """A job of two servers whose workers say how far they are."""
 
+    def __init__(self, folder, rules, function, *args):
+        super().__init__(folder)
+        self.work(rules, function, *args)
 
-class _Everything:
-    """All processes of a job, any or all of which may be killed and started again."""
-
-    def __init__(self, folder, rules, function, *args, limits=LIMITS, faults=""):
-        self.folder, self.rules, self.call = folder, rules, (function, *args)
-        self.limits, self.faults = limits, faults
-        self.children = {}
-        self.begin()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        for child in self.children.values():
-            child.end()
-
-    def begin(self, *names):
-        """Start all, or those that are named."""
-        if not names:
-            self.job = Job(port=free_port(), servers=2, workers=2)
-        for name in names or ("scheduler", "server 0", "server 1", "worker 0", "worker 1"):
-            role, _, rank = name.partition(" ")
-            state = self.folder / name.replace(" ", "-")
-            if role == "scheduler":
-                child = Child(_schedule, self.job, state)
-            else:
-                job = msgspec.structs.replace(self.job, rank=int(rank))
-                given = (job, self.rules, self.limits, self.faults, *self.call)
-                if role == "server":
-                    given = (job, state, self.limits, self.faults)
-                child = Child(_serve if role == "server" else _work, *given)
-            self.children[name] = child
-
-    def kill(self, *names):
-        """Kill all, or those that are named."""
-        killed = [self.children[name] for name in names or self.children]
-        for child in killed:
-            child.process.kill()
-        for child in killed:
-            child.process.join()
-
-    def results(self):
-        return [self.children[f"worker {rank}"].result() for rank in range(2)]
+    def again(self):
+        """Start all anew."""
+        self.begin(*self.children)
 
     def reached(self, step):
         """Wait until worker 0 has taken a step."""
@@ -86,10 +45,8 @@ def _train(store, folder):
     weights = {name: p.detach() for name, p in model.named_parameters()}
     store.init(weights)
     for step in range(store.step, STEPS):
-        own = torch.Generator().manual_seed(2 * step + store.rank)
-        model.zero_grad()
-        model(torch.randn(8, 24, generator=own)).square().sum().backward()
-        pushed = [store.push(name, p.grad) for name, p in model.named_parameters()]
+        own = gradients(model, step, store.rank)
+        pushed = [store.push(name, gradient) for name, gradient in own.items()]
         pulled = [store.pull(name, weights[name]) for name in weights]
         for handle in (*pushed, *pulled):
             handle.wait()
@@ -97,17 +54,12 @@ def _train(store, folder):
     return store.step, store.resumed, {name: w.clone() for name, w in weights.items()}
 
 
-def _alike(one, two):
-    assert one.keys() == two.keys()
-    assert all(torch.equal(one[name], two[name]) for name in one)
-
-
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("undisturbed")
-    with _Everything(folder, SSGD, _train, folder) as job:
+    with _Job(folder, SSGD, _train, folder) as job:
         (step, resumed, weights), other = job.results()
-        _alike(weights, other[2])
+        require_alike(weights, other[2])
     assert (step, resumed) == (0, False)
     return weights
 
@@ -116,37 +68,37 @@ def undisturbed(tmp_path_factory):
 def test_all_that_is_killed_goes_on_from_the_last_step_with_the_same_bits(
     tmp_path, undisturbed, steps
 ):
-    with _Everything(tmp_path, SSGD, _train, tmp_path) as job:
+    with _Job(tmp_path, SSGD, _train, tmp_path) as job:
         for step in steps:
             job.reached(step)
             job.kill()
             (tmp_path / "taken").write_bytes(b"." * step)
-            job.begin()
+            job.again()
         (began, resumed, weights), other = job.results()
     assert resumed
     assert steps[-1] <= began <= STEPS
     assert other[0] == began
-    _alike(weights, undisturbed)
-    _alike(other[2], undisturbed)
+    require_alike(weights, undisturbed)
+    require_alike(other[2], undisturbed)
 
 
 def test_a_job_that_ended_because_of_a_lost_worker_goes_on_when_all_are_started_again(
     tmp_path, undisturbed
 ):
-    with _Everything(tmp_path, SSGD, _train, tmp_path) as job:
+    with _Job(tmp_path, SSGD, _train, tmp_path) as job:
         job.reached(3)
         job.kill("worker 1")
         for name in ("scheduler", "server 0", "server 1", "worker 0"):
             assert "worker 1 was" in job.children[name].refusal()
-        job.begin()
+        job.again()
         for began, resumed, weights in job.results():
             assert resumed
             assert began >= 3
-            _alike(weights, undisturbed)
+            require_alike(weights, undisturbed)
 
 
 def test_servers_that_live_go_on_from_their_disks_when_the_others_come_back(tmp_path, undisturbed):
-    with _Everything(tmp_path, SSGD, _train, tmp_path) as job:
+    with _Job(tmp_path, SSGD, _train, tmp_path) as job:
         job.reached(3)
         killed = ("scheduler", "server 1", "worker 0", "worker 1")
         job.kill(*killed)
@@ -154,7 +106,7 @@ def test_servers_that_live_go_on_from_their_disks_when_the_others_come_back(tmp_
         for began, resumed, weights in job.results():
             assert resumed
             assert began >= 3
-            _alike(weights, undisturbed)
+            require_alike(weights, undisturbed)
 
 
 TABLE = Table(rows=500, width=4, initial=Normal(std=0.1, seed=3))
@@ -184,14 +136,14 @@ def test_tables_go_back_to_the_step_too(tmp_path):
     for kills in ((), (5,)):
         folder = tmp_path / str(len(kills))
         folder.mkdir()
-        with _Everything(folder, rules, _train_rows, folder) as job:
+        with _Job(folder, rules, _train_rows, folder) as job:
             for step in kills:
                 job.reached(step)
                 job.kill()
-                job.begin()
+                job.again()
             found += job.results()
     for other in found[1:]:
-        _alike(other, found[0])
+        require_alike(other, found[0])
 
 
 def _count(store, folder):
@@ -207,10 +159,10 @@ def _count(store, folder):
 
 
 def test_asynchronous_servers_go_on_from_what_each_has(tmp_path):
-    with _Everything(tmp_path, Rules(mode="asgd", optimizer=SGD(lr=1.0)), _count, tmp_path) as job:
+    with _Job(tmp_path, Rules(mode="asgd", optimizer=SGD(lr=1.0)), _count, tmp_path) as job:
         job.reached(1)
         job.kill()
-        job.begin()
+        job.again()
         for step, began in job.results():
             assert step == 0
             values = set(began.tolist())
@@ -219,11 +171,11 @@ def test_asynchronous_servers_go_on_from_what_each_has(tmp_path):
 
 
 def test_servers_without_their_folders_are_named(tmp_path):
-    with _Everything(tmp_path, SSGD, _train, tmp_path) as job:
+    with _Job(tmp_path, SSGD, _train, tmp_path) as job:
         job.reached(2)
         job.kill()
         (tmp_path / "server-1").rename(tmp_path / "elsewhere")
-        job.begin()
+        job.again()
         assert "server 1 is none of them, or comes without its folder" in (
             job.children["server 1"].refusal()
         )

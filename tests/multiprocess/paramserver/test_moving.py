@@ -8,72 +8,29 @@ import torch
 from torch import nn
 
 from syncopate.errors import InvalidValueError, ParameterServerError
-from syncopate.paramserver.job import Job
 from syncopate.paramserver.launch import free_port
-from syncopate.paramserver.scheduler import Scheduler
 from syncopate.paramserver.status import status
 from syncopate.protocol.rules import SGD, Adagrad, Adam, Rules
 from syncopate.protocol.table import Normal, Table
-from tests.multiprocess.paramserver.servers import QUICK, Child, _serve, _work, wait_for
+from tests.multiprocess.paramserver.killable import (
+    LIMITS,
+    Killable,
+    gradients,
+    require_alike,
+)
+from tests.multiprocess.paramserver.servers import wait_for
 
 STEPS = 9
 SSGD = Rules(mode="ssgd", optimizer=Adam(lr=0.05))
-LIMITS = msgspec.structs.replace(QUICK, slice_bytes=512)
 TABLE = Table(rows=500, width=4, initial=Normal(std=0.1, seed=3))
 
 
-def _schedule(job, state, limits):
-    Scheduler(job, limits, state=state).run()
-
-
-class _Place:
-    """A scheduler and servers, all of which keep state; workers may come and go."""
-
-    def __init__(self, folder, servers, limits=LIMITS):
-        self.job = Job(port=free_port(), servers=servers, workers=2)
-        self.folder, self.limits = folder, limits
-        self.children = {}
-        self.begin()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        for child in self.children.values():
-            child.end()
+class _Place(Killable):
+    """A job to which, and from which, one moves."""
 
     @property
     def address(self):
         return f"127.0.0.1:{self.job.port}"
-
-    def begin(self, *names):
-        """Start scheduler and servers, or those that are named."""
-        for name in names or ("scheduler", *(f"server {n}" for n in range(self.job.servers))):
-            role, _, rank = name.partition(" ")
-            state = self.folder / name.replace(" ", "-")
-            if role == "scheduler":
-                self.children[name] = Child(_schedule, self.job, state, self.limits)
-            else:
-                job = msgspec.structs.replace(self.job, rank=int(rank))
-                self.children[name] = Child(_serve, job, state, self.limits, "")
-
-    def work(self, rules, function, *args):
-        """Start both workers here."""
-        for rank in range(2):
-            job = msgspec.structs.replace(self.job, rank=rank)
-            given = (job, rules, self.limits, "", function, *args)
-            self.children[f"worker {rank}"] = Child(_work, *given)
-
-    def kill(self, *names):
-        """Kill some, or all."""
-        killed = [self.children[name] for name in names or self.children]
-        for child in killed:
-            child.process.kill()
-        for child in killed:
-            child.process.join()
-
-    def results(self):
-        return [self.children[f"worker {rank}"].result() for rank in range(2)]
 
     def is_over(self):
         """Say whether the job here came to a good end, as its scheduler has it on disk."""
@@ -89,13 +46,6 @@ class _Place:
         for name, child in self.children.items():
             if not name.startswith("worker"):
                 child.result()
-
-
-def _gradients(model, step, rank):
-    own = torch.Generator().manual_seed(2 * step + rank)
-    model.zero_grad()
-    model(torch.randn(8, 24, generator=own)).square().sum().backward()
-    return {name: p.grad for name, p in model.named_parameters()}
 
 
 def _halting(store, at, folder):
@@ -130,7 +80,7 @@ def _train(store, moves, halt=None):
             counts.append(store.num_servers)
         if step >= 2:
             store.set_learning_rate(0.01)
-        pushed = [store.push_many(_gradients(model, step, store.rank))]
+        pushed = [store.push_many(gradients(model, step, store.rank))]
         if store.rules.clip_norm is None:
             own = torch.Generator().manual_seed(step + store.rank)
             ids = torch.randint(500, (20,), generator=own)
@@ -146,12 +96,6 @@ def _train(store, moves, halt=None):
     return counts, weights | state
 
 
-def _alike(one, two):
-    assert one.keys() == two.keys()
-    for name in one:
-        assert torch.equal(one[name], two[name]), name
-
-
 @pytest.fixture(scope="module", params=["", "clipped"])
 def undisturbed(request, tmp_path_factory):
     """Rules, and what a job has at its end that stays where it is."""
@@ -159,7 +103,7 @@ def undisturbed(request, tmp_path_factory):
     with _Place(tmp_path_factory.mktemp("stays"), 2) as stays:
         stays.work(rules, _train, {})
         (_, found), other = stays.results()
-        _alike(found, other[1])
+        require_alike(found, other[1])
     return rules, found
 
 
@@ -173,7 +117,7 @@ def test_a_job_that_moves_has_the_bits_of_one_that_stays(tmp_path, undisturbed):
         one.work(rules, _train, {4: two.address, 7: three.address})
         for counts, found in one.results():
             assert counts == [2, 3, 1]
-            _alike(found, expected)
+            require_alike(found, expected)
         for place in (one, two, three):
             place.end()
 
@@ -214,7 +158,7 @@ def test_all_that_is_killed_goes_on_where_the_job_is(tmp_path, places, undisturb
     place.work(rules, _train, {})
     for counts, found in place.results():
         assert counts == [place.job.servers]
-        _alike(found, expected)
+        require_alike(found, expected)
     if moment[0] == 0:
         assert (place is two) == (moment[1] == "push_many")
 
@@ -235,7 +179,7 @@ def test_a_server_or_scheduler_that_is_killed_meanwhile_comes_back(
     (tmp_path / "goes").touch()
     for counts, found in places[0].results():
         assert counts == [2, 3]
-        _alike(found, expected)
+        require_alike(found, expected)
     for place in places:
         place.end()
 
@@ -256,7 +200,7 @@ def test_a_worker_that_is_killed_meanwhile_ends_both_jobs_and_all_goes_on_where_
     place.work(rules, _train, {})
     for counts, found in place.results():
         assert counts == [place.job.servers]
-        _alike(found, expected)
+        require_alike(found, expected)
 
 
 def _stays(store, address):
@@ -299,6 +243,52 @@ def test_each_asynchronous_push_counts_once(tmp_path, places):
     for step, servers, total in one.results():
         assert (step, servers) == (0, 3)
         assert torch.equal(total, torch.full((3000,), -32.0))
+
+
+def _moves_twice(store, addresses, dtype):
+    total, ones = torch.zeros(3000, dtype=dtype), torch.ones(3000, dtype=dtype)
+    store.init({"sum": total})
+    store.push("sum", ones).wait()
+    store.push("sum", ones).wait()
+    for address in addresses:
+        store.move(address)
+        assert store.step == 2
+    store.push("sum", ones).wait()
+    store.pull("sum", total).wait()
+    return store.num_servers, total
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_job_moves_twice_between_two_steps(tmp_path, places, dtype):
+    with _Place(tmp_path / "three", 1) as three:
+        addresses = (places[1].address, three.address)
+        places[0].work(Rules(optimizer=SGD(lr=1.0)), _moves_twice, addresses, dtype)
+        for servers, total in places[0].results():
+            assert servers == 1
+            assert torch.equal(total, torch.full((3000,), -3.0, dtype=dtype))
+        for place in (*places, three):
+            place.end()
+
+
+def _goes_on(store, addresses):
+    total = torch.zeros(30)
+    store.init({"sum": total})
+    for address, why in addresses.items():
+        with pytest.raises(ParameterServerError, match=why):
+            store.move(address)
+    store.push("sum", torch.ones(30)).wait()
+    store.pull("sum", total).wait()
+    return total
+
+
+def test_a_job_goes_on_where_no_job_lets_it_in(tmp_path):
+    hasty = msgspec.structs.replace(LIMITS, join_s=4.0)
+    with _Place(tmp_path, 2, hasty) as one:
+        refused = {one.address: "the job is complete", f"127.0.0.1:{free_port()}": "no scheduler"}
+        one.work(Rules(optimizer=SGD(lr=1.0)), _goes_on, refused)
+        for total in one.results():
+            assert torch.equal(total, torch.full((30,), -1.0))
+        one.end()
 
 
 def _refused(store, address):
