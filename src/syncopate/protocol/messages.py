@@ -211,9 +211,15 @@ class Again(Message, frozen=True):
 
 
 class Leave(Message, frozen=True):
-    """A worker is done."""
+    """A worker is done; or the sender has heard what the scheduler said last.
+
+    Attributes:
+        token: the sender's.
+        heard: whether it has the scheduler's last word to it, and says nothing more.
+    """
 
     token: Token
+    heard: bool = False
 
 
 class Finish(Message, frozen=True):

@@ -3,7 +3,8 @@
 [Note: last words] A connection that is closed may take what was said last with it, though it had
 left: TCP drops what the other side has not read when something comes that this side will not read.
 So last words are answered, and said again until they are. A node that leaves or fails waits for the
-answer, for a moment; the scheduler waits for those of all nodes before it ends.
+answer, for a moment, and says that it has it. The scheduler waits for that of all nodes before it
+ends.
 """
 
 from __future__ import annotations
@@ -150,15 +151,14 @@ class MemberMachine:
 
     def _answered(self, message: msg.Message) -> list[Action]:
         mine = self.roster is None or getattr(message, "rank", -1) == self.roster.rank
-        if isinstance(message, msg.Left) and mine:
-            self.out = True
-        if isinstance(message, msg.Abort | msg.Finish | msg.Refused) and not self.out:
-            self.out = True
-            return [self._goodbye()]
-        return []
+        ends = isinstance(message, msg.Abort | msg.Finish | msg.Refused)
+        if self.out or not (ends or (isinstance(message, msg.Left) and mine)):
+            return []
+        self.out = True
+        return [self._goodbye()]
 
     def _goodbye(self) -> Action:
-        return act.Send(SCHEDULER, msg.Leave(self._register.token))
+        return act.Send(SCHEDULER, msg.Leave(self._register.token, heard=True))
 
     def _say(self, message: msg.Message, now_s: float) -> list[Action]:
         self._said_s = now_s

@@ -206,6 +206,7 @@ class SchedulerMachine:
         self._former |= dict.fromkeys((each.register.token for each in workers), why)
         self._successor = Successor(self.seated, self.incarnation)
         self._members.clear()
+        self._parting.clear()
         self._alone = self._complete = False
         self._began_s = now_s
         here = [each for each in workers if each.state == "here"]
@@ -260,7 +261,7 @@ class SchedulerMachine:
         self.over, self.finished = True, isinstance(last_words, msg.Finish)
         self.changes += 1
         self._last_words = last_words
-        self._parting = {member.register.token for member in told}
+        self._parting |= {member.register.token for member in told}
         return _sends(told, last_words)
 
     def _part(self, peer: Peer, message: msg.Message, now_s: float) -> list[Action]:
@@ -279,7 +280,9 @@ class SchedulerMachine:
         member = self._members[token]
         member.peer, member.heard_s, member.reached_s = peer, now_s, 0.0
         if isinstance(message, msg.Leave):
-            self._parting.discard(token)
+            if message.heard:
+                self._parting.discard(token)
+                return []
             return [act.Send(peer, msg.Left(max(member.rank, 0)))]
         return [act.Send(peer, self._last_words)]
 
@@ -419,6 +422,14 @@ class SchedulerMachine:
                 member.settled = True
                 self.changes += member.register.durable
             return [_heard(peer), *missed]
+        return self._leave(peer, member, message)
+
+    def _leave(self, peer: Peer, member: Member, message: msg.Leave) -> list[Action]:
+        """Let a node go, and know whether it has heard that it may; see :mod:`.member`."""
+        if message.heard:
+            self._parting.discard(message.token)
+            return []
+        self._parting.add(message.token)
         left = msg.Left(max(member.rank, 0))
         if member.state == "left":
             return [act.Send(peer, left)]

@@ -31,6 +31,13 @@ def told(actions):
     return {action.to: action.message for action in actions if isinstance(action, act.Send)}
 
 
+def leave(machine, now_s, *tokens):
+    """Let nodes leave, and say that they heard the answer."""
+    for token in tokens:
+        machine.receive(token, msg.Leave(token), now_s)
+        machine.receive(token, msg.Leave(token, heard=True), now_s)
+
+
 def beat(machine, now_s, *tokens):
     for token in tokens:
         assert told(machine.receive(token, msg.Heartbeat(token), now_s)) == {

@@ -11,7 +11,14 @@ from syncopate.protocol import messages as msg
 from syncopate.protocol.limits import Limits
 from syncopate.protocol.membership.member import REGISTER_S
 from syncopate.protocol.membership.scheduler import SchedulerMachine
-from tests.unit.protocol.membership.members import LIMITS, beat, complete, register, told
+from tests.unit.protocol.membership.members import (
+    LIMITS,
+    beat,
+    complete,
+    leave,
+    register,
+    told,
+)
 
 
 def test_everybody_hears_who_is_who_when_the_last_one_comes():
@@ -156,14 +163,13 @@ def test_who_is_silent_and_not_connected_is_lost_though_it_was_connected_before(
 
 def test_the_scheduler_waits_at_the_end_for_one_that_is_cut_off():
     machine, _ = complete()
-    for token in ("w0", "w1"):
-        machine.receive(token, msg.Leave(token), 8.0)
+    leave(machine, 8.0, "w0", "w1")
     assert machine.over
     for now_s in range(9, 36):
         machine.tick(float(now_s), lambda _: True)
         assert not machine.settled
     assert told(machine.receive("s2", msg.Heartbeat("s"), 36.0)) == {"s2": msg.Finish()}
-    machine.receive("s2", msg.Leave("s"), 36.1)
+    machine.receive("s2", msg.Leave("s", heard=True), 36.1)
     machine.tick(36.2, lambda _: True)
     assert machine.settled
 
@@ -171,8 +177,7 @@ def test_the_scheduler_waits_at_the_end_for_one_that_is_cut_off():
 @pytest.mark.parametrize(("reached", "until_s"), [(False, 6.0), (True, 36.0)])
 def test_the_scheduler_does_not_wait_at_the_end_for_one_that_is_gone(reached, until_s):
     machine, _ = complete()
-    for token in ("w0", "w1"):
-        machine.receive(token, msg.Leave(token), 1.0)
+    leave(machine, 1.0, "w0", "w1")
     for now_s in range(2, int(until_s)):
         machine.tick(float(now_s), lambda _: reached)
         assert not machine.settled
@@ -279,8 +284,27 @@ def test_the_job_ends_when_all_workers_left_and_the_servers_heard_it():
     assert machine.over
     assert not machine.settled
     assert told(machine.receive("s", msg.Heartbeat("s"), 2.5)) == {"s": msg.Finish()}
-    machine.receive("s", msg.Leave("s"), 2.6)
+    machine.receive("s", msg.Leave("s", heard=True), 2.6)
     machine.tick(2.7)
+    assert not machine.settled  # neither worker said that it heard it
+    leave(machine, 2.8, "w0", "w1")
+    machine.tick(2.9)
+    assert machine.settled
+
+
+def test_the_scheduler_stays_until_a_worker_that_left_has_heard_the_answer():
+    """A worker waits for a scheduler that keeps its state; one that has ended never answers."""
+    machine, _ = complete(durable=True)
+    leave(machine, 1.0, "w0")
+    machine.receive("w1", msg.Leave("w1"), 1.0)
+    machine.receive("s", msg.Leave("s", heard=True), 1.1)
+    machine.tick(1.2)
+    assert not machine.settled
+    assert told(machine.receive("w1", msg.Leave("w1"), 1.3)) == {"w1": msg.Left(1)}
+    machine.tick(1.4)
+    assert not machine.settled
+    assert machine.receive("w1", msg.Leave("w1", heard=True), 1.5) == []
+    machine.tick(1.6)
     assert machine.settled
 
 
@@ -355,14 +379,13 @@ def test_a_server_that_lives_but_has_written_nothing_yet_may_be_replaced():
 
 def test_a_server_that_was_killed_and_comes_back_to_a_job_that_is_over_hears_it():
     machine, _ = complete(durable=True)
-    for token in ("w0", "w1"):
-        machine.receive(token, msg.Leave(token), 1.0)
+    leave(machine, 1.0, "w0", "w1")
     assert machine.over
     back = msg.Register(msg.PROTOCOL, "job", "server", "new", "tcp://new", 0, "run", True)
     assert told(machine.receive("n", back, 2.0)) == {"n": msg.Finish()}
     machine.tick(5.0)
     assert not machine.settled
-    machine.receive("n", msg.Leave("new"), 5.1)
+    machine.receive("n", msg.Leave("new", heard=True), 5.1)
     machine.tick(5.2)
     assert machine.settled
     other = msg.Register(msg.PROTOCOL, "job", "server", "o", "tcp://o", 0, "another run", True)
