@@ -89,14 +89,20 @@ def test_the_gain_is_what_the_cause_cost(case):
     assert (found.even_s, found.bound_s) == (pytest.approx(UNDISTURBED_S), pytest.approx(7.0))
 
 
-def carried(*slow):
-    """What connections of four ranks in a ring carried, those to and from slow hosts at a tenth."""
+RING = {(rank, (rank + 1) % 4): 10**8 for rank in range(4)}
+"""Bytes from each rank to the next."""
+
+
+def carried(*slow, nbytes=RING):
+    """What connections of four ranks carried, those to and from slow hosts at a tenth."""
     entries = {}
     for rank in range(4):
-        peer = (rank + 1) % 4
-        rate = 1e7 if {rank, peer} & set(slow) else 1e8
-        busy = Carried(0, peer, 10**8, 1e8 / rate)
-        entries[rank] = Entry(f"host{rank}", {0: 10}, (busy,))
+        busy = tuple(
+            Carried(0, peer, count, count / (1e7 if {rank, peer} & set(slow) else 1e8))
+            for (sender, peer), count in nbytes.items()
+            if sender == rank
+        )
+        entries[rank] = Entry(f"host{rank}", {0: 10}, busy)
     nothing = {rank: Entry(f"host{rank}", {0: 0}) for rank in range(4)}
     return {RECORDED: msgspec.json.encode({"before": nothing, "after": entries}).decode()}
 
@@ -115,6 +121,13 @@ def test_a_slow_link_is_known_by_what_kernels_counted():
     ]
     with pytest.raises(InvalidValueError, match="what connections carried, as JSON"):
         explanation(replace(timeline, metadata={RECORDED: "{}"}))
+
+
+def test_a_host_is_cleared_by_links_that_carry_half_of_what_others_do_with_what_is_sent_twice():
+    timeline = made(4, 6, lambda r, i: {"transfers_s": (10.0, 20.0)})
+    nbytes = {(0, 1): 10**8, (1, 0): 10**8, (2, 3): 101 * 10**6, (3, 2): 10**8, (3, 1): 5 * 10**7}
+    first, *_ = explanation(replace(timeline, metadata=carried(2, nbytes=nbytes))).causes
+    assert (first.kind, first.ranks) == ("link", (2,))
 
 
 def test_pauses_that_come_and_go_on_any_rank_are_blamed_on_nobody():
