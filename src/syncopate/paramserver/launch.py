@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import shutil
 import signal
@@ -19,7 +20,7 @@ from typing import IO, NamedTuple
 
 import msgspec
 
-from syncopate.errors import InvalidValueError
+from syncopate.errors import InvalidValueError, ParameterServerError
 from syncopate.lab.stops import Stops
 from syncopate.paramserver.job import Job
 from syncopate.protocol.rules import CONTINUE
@@ -31,6 +32,8 @@ _STOP_S = 5.0
 _LAST_LINES = 15
 _SIGNALLED = 128
 _READ = 1 << 16
+_LISTENERS = range(20000, 28000)
+_TRIED = 32
 
 
 class Ended(NamedTuple):
@@ -277,7 +280,12 @@ def _terminal() -> dict[str, str]:
 
 
 def free_port() -> int:
-    """Return a port that no process listens on right now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port that no process listens on right now.
+
+    It is none of those that systems give to connections, or one may have it a moment later.
+    """
+    for port in (*random.sample(_LISTENERS, _TRIED), 0):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return int(probe.getsockname()[1])
+    raise ParameterServerError("no port of this machine is free")
