@@ -4,6 +4,9 @@
     torchrun --nproc-per-node 4 benchmarks/unmodified/train.py --model resnet20 --out runs/b \
         --plan plan.json
 
+``--backend syncopate`` names that backend of ``torch.distributed`` in place of Gloo, and
+``--cluster`` tells it what the network is like; nothing else of the script changes.
+
 Every rank writes the seconds of its counted steps, and with ``--profile`` what torch.profiler saw
 of them.
 """
@@ -37,6 +40,8 @@ def parser() -> argparse.ArgumentParser:
     add("--model", choices=tuple(WORKS), default="resnet50")
     add("--bucket-mb", type=float, help="of DDP; its own when left out")
     add("--plan", help="train by this plan, in DDP")
+    add("--backend", default="gloo", help="of torch.distributed (gloo)")
+    add("--cluster", help="by which the backend `syncopate` chooses algorithms")
     add("--warmup", type=int, default=3, help="steps before those that count (3)")
     add("--steps", type=int, default=4, help="counted steps (4)")
     add("--profile", type=Path, metavar="DIR", help="let torch.profiler record the counted steps")
@@ -49,7 +54,8 @@ def main() -> int:
     """Be one rank."""
     options = parser().parse_args()
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    known = None if options.cluster is None else syncopate.Cluster.load(options.cluster)
+    dist.init_process_group(options.backend, pg_options=known)
     rank, ranks = dist.get_rank(), dist.get_world_size()
     work = WORKS[options.model]
     workload = replayed(work, None, ranks, 1.0)

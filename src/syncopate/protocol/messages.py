@@ -211,12 +211,7 @@ class Again(Message, frozen=True):
 
 
 class Leave(Message, frozen=True):
-    """A worker is done; or the sender has heard what the scheduler said last.
-
-    Attributes:
-        token: the sender's.
-        heard: whether it has the scheduler's last word to it, and says nothing more.
-    """
+    """A worker is done. Or, ``heard``, a node has the scheduler's last words to it."""
 
     token: Token
     heard: bool = False
