@@ -34,6 +34,7 @@ __all__ = [
     "AFTER_PUSHES",
     "ANSWERS",
     "ASYNCHRONOUS",
+    "HOSTS",
     "LANES",
     "OWN_CLUSTER",
     "PAUSES",
@@ -57,6 +58,9 @@ SOURCES: tuple[str, ...] = ("measured", "simulated")
 SERVERS, SYNCHRONOUS, ASYNCHRONOUS = "servers", "synchronous", "asynchronous"
 """What metadata call how parameter servers update, and its values where they wait for all ranks and
 where they do not."""
+
+HOSTS = "hosts"
+"""What metadata call the number of hosts, where it is known."""
 
 SERVER_COUNT = "server_count"
 """What metadata call the number of parameter servers."""

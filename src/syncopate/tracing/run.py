@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncopate.artifacts.plan import SERVED
-from syncopate.artifacts.timeline import Span, Spans, Timeline, about_servers
+from syncopate.artifacts.timeline import HOSTS, Span, Spans, Timeline, about_servers
 from syncopate.errors import ArtifactError, InvalidValueError
 from syncopate.tracing.jumps import jumps, longest_row
 from syncopate.tracing.merge import ClockOffset, bounds_of_each, merge
@@ -388,7 +388,7 @@ def _metadata(
         said |= about_servers(served.servers, synchronous=served.synchronous)
     return {key: value for key, value in said.items() if key not in _NO_METADATA} | {
         "run": run,
-        "hosts": str(len(hosts)),
+        HOSTS: str(len(hosts)),
         "clock_error_s": f"{clock_error_s:.9f}",
     }
 

@@ -130,6 +130,26 @@ def test_a_host_is_cleared_by_links_that_carry_half_of_what_others_do_with_what_
     assert (first.kind, first.ranks) == ("link", (2,))
 
 
+def test_of_two_hosts_no_rank_has_the_slow_link_by_its_ends():
+    """In a ring over a slow link the rank before it ends a round later."""
+    timeline = made(4, 6, lambda r, i: {"transfers_s": (10.0, 20.0), "tail_s": 5.0 * (r == 1)})
+    assert ("link", (1,)) in [(one.kind, one.ranks) for one in explanation(timeline).causes]
+    found = explanation(replace(timeline, metadata={"hosts": "2"}))
+    assert [(one.kind, one.ranks) for one in found.causes] == [("transfers", ())]
+
+
+def test_a_forward_that_is_once_far_shorter_hides_no_slow_rank():
+    """It makes no short batch, for backward is as long as ever."""
+
+    def change(rank, iteration):
+        pace = 1 + 0.1 * ((rank + iteration) % 3)
+        usual = {"forward_s": 2.0 * pace, "backward_s": (14.0 if rank == 2 else 4.0) * pace}
+        return usual | ({"forward_s": 0.1} if (rank, iteration) == (2, 6) else {})
+
+    first, *_ = explanation(made(4, 8, change)).causes
+    assert (first.kind, first.ranks) == ("compute", (2,))
+
+
 def test_pauses_that_come_and_go_on_any_rank_are_blamed_on_nobody():
     where = {0: (1,), 1: (3, 4), 2: (2,), 3: (5,)}
     found = explanation(made(4, 9, at(where, {"backward_s": 5.0})))

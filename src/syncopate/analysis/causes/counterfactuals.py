@@ -32,7 +32,7 @@ from syncopate.analysis.replay.rank import PUSH
 from syncopate.analysis.replay.shares import Shares
 from syncopate.analysis.sweep import groups
 from syncopate.analysis.work import INPUT, SEVERAL
-from syncopate.artifacts.timeline import PAUSES
+from syncopate.artifacts.timeline import HOSTS, PAUSES
 from syncopate.artifacts.timelines.spans import LANES, Mask, Numbers, Times
 
 WORTH = 0.02
@@ -469,6 +469,12 @@ class Counterfactuals:
         return others_s
 
     def _found_linked(self) -> list[int]:
+        """Find ranks by their ends; none of two hosts, for either may have the slow link.
+
+        In a ring the rank before a slow link ends a round later, which may be on the other host.
+        """
+        if self._replay.timeline.metadata.get(HOSTS) == "2":
+            return []
         moved_s, others_s = self._replay.recorded.transfers_s, self._others_s
         known = ~np.isnan(others_s)
         later = moved_s > np.maximum(

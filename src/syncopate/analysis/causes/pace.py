@@ -17,9 +17,9 @@ _PASSES, _UPDATE = slice(0, 2), 2
 def paces(parts_s: Times, usual_s: Times, pipelines: Sequence[Sequence[int]]) -> Times:
     """Return how long batches are, by rank and iteration; 1 is usual.
 
-    Forward and backward both take as much longer, on all stages of a pipeline. What one of them
-    alone does is no batch, nor what one stage does; where the update takes as much longer too, the
-    rank is slow.
+    Forward and backward both take as much longer, or as much shorter, on all stages of a pipeline:
+    the one that is nearer to what is usual says how much. What one of them alone does is no batch,
+    nor what one stage does; where the update takes as much longer too, the rank is slow.
 
     Args:
         parts_s: seconds of forward, backward, update and more, by rank and iteration.
@@ -29,8 +29,10 @@ def paces(parts_s: Times, usual_s: Times, pipelines: Sequence[Sequence[int]]) ->
     usual_s = usual_s[:, None]
     there = (usual_s > 0) & (parts_s > 0)
     longer = parts_s / np.where(there, usual_s, 1.0)
-    least = np.where(there, longer, np.inf)[..., _PASSES].min(axis=2)
-    found = np.where(np.isfinite(least), least, 1.0)
+    passes, known = longer[..., _PASSES], there[..., _PASSES]
+    least = np.where(known, passes, np.inf).min(axis=2)
+    most = np.where(known, passes, 0.0).max(axis=2)
+    found = np.where(known.any(axis=2), np.clip(1.0, least, most), 1.0)
     slow = there[..., _UPDATE] & (found >= _SLOWED)
     slow &= np.abs(longer[..., _UPDATE] - found) <= _AS_SLOW * found
     found[slow] = 1.0

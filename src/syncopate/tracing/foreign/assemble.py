@@ -15,7 +15,7 @@ from collections.abc import Hashable, Iterator, Sequence
 
 from msgspec.structs import replace
 
-from syncopate.artifacts.timeline import Group, Span, Timeline
+from syncopate.artifacts.timeline import HOSTS, Group, Span, Timeline
 from syncopate.artifacts.timelines.gradients import GRADIENTS, to_text, usual
 from syncopate.errors import InvalidValueError
 from syncopate.tracing.foreign.alignment import offsets
@@ -82,6 +82,9 @@ def timeline_of(
     said = [*notes, *theirs, how, cut, *_notes(traces, world_size), *_clock_notes(traces, clocks)]
     metadata = {"tool": traces[0].tool, "exchange": exchange}
     metadata["clock_error_s"] = f"{max(_errors_s(clocks)):.9f}"
+    hosts = {trace.host for trace in traces}
+    if not hosts & {"", traces[0].tool}:
+        metadata[HOSTS] = str(len(hosts))
     if gradients := usual(trace.gradients for trace in traces):
         metadata[GRADIENTS] = to_text(gradients)
     metadata |= {f"{NOTE}{number}": text for number, text in enumerate(filter(None, said))}
