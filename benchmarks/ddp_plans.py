@@ -14,7 +14,7 @@ other sizes of DDP's buckets, with the backend ``syncopate`` in place of Gloo, a
 calibration, and with ``syncopate.ddp(model, plan="plan.json")``; each turn has processes of its
 own. Nothing is chosen by hand. ResNet-50 is replayed at full size: its computation is slept, its
 gradients, traffic and optimizer are real; ResNet-20 and the character GPT compute.
-With the defaults (ResNet-50, 4 hosts at 1 Gbit/s, 5 turns) it takes about half an hour.
+With the defaults (ResNet-50, 4 hosts at 1 Gbit/s, 5 turns) it takes about forty minutes.
 """
 
 from __future__ import annotations
@@ -211,8 +211,8 @@ def table(kept: dict[str, Any]) -> str:
     setting, turns = kept["setting"], kept["turns"]
     steps_s = {name: [step_s(turn) for turn in each] for name, each in turns.items()}
     medians_s = {name: statistics.median(each) for name, each in steps_s.items()}
-    torchs = medians_s.keys() - {BACKEND, CALIBRATED, OURS}
-    best = min(torchs, key=lambda name: medians_s[name])
+    over_gloo = medians_s.keys() - {BACKEND, CALIBRATED, OURS}
+    best = min(over_gloo, key=lambda name: medians_s[name])
     plan = Plan.from_json(json.dumps(kept["plan"]))
     lines = [
         f"{WORKS[setting['model']].title}, {setting['hosts']} emulated hosts at {setting['rate']}"

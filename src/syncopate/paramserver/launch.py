@@ -32,8 +32,11 @@ _STOP_S = 5.0
 _LAST_LINES = 15
 _SIGNALLED = 128
 _READ = 1 << 16
-_LISTENERS = range(20000, 28000)
+_UNGIVEN = range(20000, 28000)
+"""Ports that no system gives to connections by itself."""
+
 _TRIED = 32
+"""How many of them are tried."""
 
 
 class Ended(NamedTuple):
@@ -280,11 +283,15 @@ def _terminal() -> dict[str, str]:
 
 
 def free_port() -> int:
-    """Return a port that no process listens on right now.
+    """Return a port that no process uses right now.
 
-    It is none of those that systems give to connections, or one may have it a moment later.
+    If possible it is one that systems give to no connection, so that it stays free. A seed of the
+    script neither chooses it nor is moved on by it.
+
+    Raises:
+        ParameterServerError: there is none.
     """
-    for port in (*random.sample(_LISTENERS, _TRIED), 0):
+    for port in (*random.SystemRandom().sample(_UNGIVEN, _TRIED), 0):
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return int(probe.getsockname()[1])

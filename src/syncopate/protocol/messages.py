@@ -211,7 +211,7 @@ class Again(Message, frozen=True):
 
 
 class Leave(Message, frozen=True):
-    """A worker is done. Or, ``heard``, a node has the scheduler's last words to it."""
+    """A worker is done; or, if ``heard``, a node has received the scheduler's last words."""
 
     token: Token
     heard: bool = False

@@ -15,7 +15,7 @@ from syncopate.paramserver.launch import free_port
 from syncopate.paramserver.scheduler import Scheduler
 from syncopate.protocol.limits import Limits
 from syncopate.protocol.rules import Rules
-from tests.multiprocess.paramserver.servers import QUICK, Child, _serve, _work
+from tests.multiprocess.paramserver.servers import QUICK, Child, serve, work
 
 LIMITS = msgspec.structs.replace(QUICK, slice_bytes=512)
 """Limits with which tensors of a test are several slices."""
@@ -55,9 +55,9 @@ class Killable:
             state = self.folder / name.replace(" ", "-")
             job = msgspec.structs.replace(self.job, rank=int(rank or -1))
             if role == "worker":
-                self.children[name] = Child(_work, job, *self._call)
+                self.children[name] = Child(work, job, *self._call)
             elif role == "server":
-                self.children[name] = Child(_serve, job, state, self.limits, "")
+                self.children[name] = Child(serve, job, state, self.limits, "")
             else:
                 self.children[name] = Child(_schedule, job, state, self.limits)
 

@@ -90,7 +90,7 @@ class Child:
         self.process.join(5)
 
 
-def _serve(
+def serve(
     job: Job, state: Path | None, limits: Limits, knobs: str, updaters: tuple[str, ...] = ()
 ) -> dict[str, int]:
     chance = faults.faults_from({faults.VARIABLE: knobs})
@@ -99,7 +99,7 @@ def _serve(
     return server.refused
 
 
-def _work(job: Job, rules: Rules, limits: Limits, knobs: str, *call: Any) -> Any:
+def work(job: Job, rules: Rules, limits: Limits, knobs: str, *call: Any) -> Any:
     function, *args = call
     if knobs:
         os.environ[faults.VARIABLE] = knobs
@@ -148,7 +148,7 @@ class LocalServers:
     def worker(self, rank: int, function: Any, *args: Any, **changed: Any) -> Child:
         """Run ``function(store, *args)`` on one worker; ``changed`` are fields of its job."""
         job = msgspec.structs.replace(self.job, rank=rank, **changed)
-        child = Child(_work, job, self.rules, self._limits, self._faults, function, *args)
+        child = Child(work, job, self.rules, self._limits, self._faults, function, *args)
         self._children.append(child)
         return child
 
@@ -167,7 +167,7 @@ class LocalServers:
     def _server(self, rank: int) -> Child:
         job = msgspec.structs.replace(self.job, rank=rank)
         state = None if self._state is None else self._state / str(rank)
-        return Child(_serve, job, state, self._limits, self._faults, self.updaters)
+        return Child(serve, job, state, self._limits, self._faults, self.updaters)
 
     def _schedule(self) -> None:
         try:

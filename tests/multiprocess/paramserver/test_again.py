@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 from torch import nn
@@ -179,3 +181,32 @@ def test_servers_without_their_folders_are_named(tmp_path):
         assert "server 1 is none of them, or comes without its folder" in (
             job.children["server 1"].refusal()
         )
+
+
+def _leave(store, folder):
+    total = torch.zeros(30)
+    store.init({"sum": total})
+    store.push("sum", torch.ones(30)).wait()
+    store.pull("sum", total).wait()
+    (folder / f"leaves {store.rank}").touch()
+    wait_for((folder / "leave").exists)
+    return total
+
+
+@pytest.mark.parametrize("after_s", [None, 0.0, 0.02, 0.05, 0.1, 0.2])
+def test_workers_leave_though_the_scheduler_is_killed_meanwhile(tmp_path, after_s):
+    """It is killed before they leave, or so many seconds after they may; then it comes back."""
+    with _Job(tmp_path, Rules(optimizer=SGD(lr=1.0)), _leave, tmp_path) as job:
+        for rank in range(2):
+            wait_for((tmp_path / f"leaves {rank}").exists)
+        if after_s is None:
+            job.kill("scheduler")
+        (tmp_path / "leave").touch()
+        if after_s is not None:
+            time.sleep(after_s)
+            job.kill("scheduler")
+        job.begin("scheduler")
+        for total in job.results():
+            assert torch.equal(total, torch.full((30,), -1.0))
+        for name in ("server 0", "server 1"):
+            job.children[name].result()

@@ -62,7 +62,7 @@ def undisturbed(tmp_path_factory):
     return weights
 
 
-def _require_same(trained, step, restarts, undisturbed):
+def _require_resumed(trained, step, restarts, undisturbed):
     """Require that the job went on from the step in which a worker died, with the same bits."""
     for began, weights in trained:
         assert began == {"began": step, "resumed": True, "restart": restarts}
@@ -76,14 +76,14 @@ def _require_same(trained, step, restarts, undisturbed):
 )
 def test_a_job_whose_worker_is_killed(tmp_path, undisturbed, dies):
     last = max(step for _, step in dies)
-    _require_same(_trained(tmp_path / "killed", dies), last, len(dies), undisturbed)
+    _require_resumed(_trained(tmp_path / "killed", dies), last, len(dies), undisturbed)
 
 
 def test_a_worker_that_raises_is_started_again_likewise(tmp_path, undisturbed):
     trained = _trained(tmp_path / "raised", [(1, 2)], "there is an error")
-    _require_same(trained, 2, 1, undisturbed)
+    _require_resumed(trained, 2, 1, undisturbed)
 
 
 def test_a_server_that_is_killed_with_a_worker_is_back_in_time(tmp_path, undisturbed):
     trained = _trained(tmp_path / "both", [(1, 4)], meanwhile=lambda servers: servers.restart(0))
-    _require_same(trained, 4, 1, undisturbed)
+    _require_resumed(trained, 4, 1, undisturbed)

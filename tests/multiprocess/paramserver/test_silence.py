@@ -85,13 +85,13 @@ def test_a_scheduler_killed_twice_and_started_again_leaves_no_trace(tmp_path):
         return child(_schedule, job, limits, state / "scheduler")
 
     def serve(rank):
-        return child(servers._serve, structs.replace(job, rank=rank), state / f"{rank}", limits, "")
+        return child(servers.serve, structs.replace(job, rank=rank), state / f"{rank}", limits, "")
 
     try:
         scheduler, first, _ = schedule(), serve(0), serve(1)
         workers = [
             child(
-                servers._work, structs.replace(job, rank=rank), RULES, limits, "",
+                servers.work, structs.replace(job, rank=rank), RULES, limits, "",
                 train_on, tmp_path, 40,
             )
             for rank in range(2)

@@ -469,9 +469,10 @@ class Counterfactuals:
         return others_s
 
     def _found_linked(self) -> list[int]:
-        """Find ranks by their ends; none of two hosts, for either may have the slow link.
+        """Find ranks whose messages usually end later than those of the others.
 
-        In a ring the rank before a slow link ends a round later, which may be on the other host.
+        Of two hosts either may have the slow link, so no rank is blamed: in a ring the rank before
+        the link ends a round later, and that rank may be on the other host.
         """
         if self._replay.timeline.metadata.get(HOSTS) == "2":
             return []

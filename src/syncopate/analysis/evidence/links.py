@@ -56,7 +56,7 @@ _HELD_BACK_S = 0.04
 _COMPARABLE = 0.4
 """What a link of a trace carries at least, as a part of what the busiest does, to be looked at.
 
-Of the links of one plan some often carry half of what others do; and some is sent twice."""
+In one plan some links carry half of what others do, and some bytes are sent twice."""
 
 _AS_SLOW = 2.0
 """A host whose best link is within this factor of the slow ones has no better one."""

@@ -3,8 +3,8 @@
 [Note: last words] A connection that is closed may take what was said last with it, though it had
 left: TCP drops what the other side has not read when something comes that this side will not read.
 So last words are answered, and said again until they are. A node that leaves or fails waits for the
-answer, for a moment, and says that it has it. The scheduler waits for that of all nodes before it
-ends.
+answer, for a moment, and confirms it. The scheduler waits until all nodes have confirmed before it
+ends, or until those that have not would be given up.
 """
 
 from __future__ import annotations

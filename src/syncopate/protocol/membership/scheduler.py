@@ -425,7 +425,7 @@ class SchedulerMachine:
         return self._leave(peer, member, message)
 
     def _leave(self, peer: Peer, member: Member, message: msg.Leave) -> list[Action]:
-        """Let a node go, and know whether it has heard that it may; see :mod:`.member`."""
+        """Let a worker go; it confirms the answer, as :mod:`.member` notes."""
         if message.heard:
             self._parting.discard(message.token)
             return []

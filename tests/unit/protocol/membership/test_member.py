@@ -19,6 +19,9 @@ from tests.unit.protocol.membership.members import (
     told,
 )
 
+HEARD = act.Send(SCHEDULER, msg.Leave("me", heard=True))
+"""A member confirms the last words."""
+
 
 @pytest.mark.parametrize(("until_s", "lost"), [(15, True), (16, False)])
 def test_a_connection_that_nothing_came_through_for_long_was_cut_by_the_network(until_s, lost):
@@ -87,9 +90,6 @@ def test_a_member_gives_up_on_a_scheduler_that_fell_silent():
     fail = member.tick(6.1)[0]
     assert fail.reason == "the scheduler at tcp://there was silent for 5.1 s"
     assert member.out
-
-
-HEARD = act.Send(SCHEDULER, msg.Leave("me", heard=True))
 
 
 @pytest.mark.parametrize(
