@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from syncopate.protocol.membership.awake import AwakeClock
 from syncopate.protocol.membership.scheduler import SchedulerMachine
 from syncopate.protocol.messages import Refusal
 
+_log = logging.getLogger("syncopate")
 _DRAIN_S = 2.0
 Progress = Callable[[dict[str, int], bool], None]
 """Called with how many servers and workers are here, and whether that is all."""
@@ -59,6 +61,7 @@ class Scheduler:
             self._limits,
             seated=run.members if self._file is not None else None,
             incarnation=run.incarnation,
+            finished=run.over,
         )
         self._kept_changes = 0
         tap = Tap(SCHEDULER, lambda: self.refused)
@@ -90,6 +93,8 @@ class Scheduler:
         shown: dict[str, int] = {}
         clock = AwakeClock()
         refusals = RefusalLog("the scheduler")
+        if self._machine.over:
+            _log.warning("this job is over; members that have not heard it yet are told")
         try:
             while not self._machine.settled:
                 for arrival in self._wire.receive(TICK_S):
@@ -123,7 +128,7 @@ class Scheduler:
         machine = self._machine
         if self._file is not None and machine.changes != self._kept_changes:
             self._kept_changes = machine.changes  # before anybody hears of it
-            self._file.keep(machine.seated, machine.finished, machine.incarnation)
+            self._file.keep(machine.seated, machine.finished, machine.incarnation, machine.settled)
         for action in actions:
             if isinstance(action, act.Send):
                 self._wire.send(action.to, action.message, action.priority)

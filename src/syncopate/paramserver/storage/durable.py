@@ -53,6 +53,7 @@ class Run(Artifact, frozen=True, kw_only=True):
         workers: how many.
         members: all of them; none until all are there.
         over: whether the job is over, and all was well.
+        settled: whether all members have heard that, too, or had the time.
         incarnation: how often it went on after all workers were gone, and from which step.
     """
 
@@ -64,6 +65,7 @@ class Run(Artifact, frozen=True, kw_only=True):
     workers: int
     members: tuple[Seated, ...] = ()
     over: bool = False
+    settled: bool = True
     incarnation: Incarnation = Incarnation()
 
 
@@ -82,7 +84,7 @@ class RunFile:
         """
         self._path = folder / "scheduler.json"
         self.run = Run.load(self._path) if self._path.exists() else begun
-        if self.run.over:
+        if self.run.over and self.run.settled:
             raise ArtifactError(self._path, "this job is over; give an empty folder")
         for name in ("job", "servers", "workers"):
             kept, given = getattr(self.run, name), getattr(begun, name)
@@ -95,6 +97,7 @@ class RunFile:
         members: tuple[Seated, ...],
         over: bool,
         incarnation: Incarnation = FIRST_LIFE,
+        settled: bool = True,
     ) -> None:
         """Write what became of the run.
 
@@ -102,6 +105,6 @@ class RunFile:
             ArtifactError: it cannot be written.
         """
         self.run = msgspec.structs.replace(
-            self.run, members=members, over=over, incarnation=incarnation
+            self.run, members=members, over=over, settled=settled, incarnation=incarnation
         )
         save_durably(self.run, self._path)

@@ -39,7 +39,7 @@ class SchedulerMachine:
         finished: whether it is, and all is well.
         incarnation: of the run.
         settled: whether all nodes have heard of the end, or had the time.
-        changes: counts what changed of :attr:`seated` and ``over``.
+        changes: counts what changed of :attr:`seated`, ``over`` and ``settled``.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class SchedulerMachine:
         *,
         seated: Iterable[Seated] | None = None,
         incarnation: Incarnation = FIRST_LIFE,
+        finished: bool = False,
     ) -> None:
         """Wait for ``servers`` servers and ``workers`` workers.
 
@@ -64,20 +65,21 @@ class SchedulerMachine:
             seated: what a scheduler that keeps its state on disk found there; nothing: it begins.
                 None: it keeps none.
             incarnation: that was found there, too.
+            finished: whether the job was over, and not all members had heard it.
         """
         self.changes = 0
         self._durable = seated is not None
         self.refused: Counter[str] = Counter()
-        self.over = self.finished = False
+        self.over = self.finished = finished
         self.settled = False
         self.incarnation = incarnation
         self._over_s: float | None = None
         self._last_words: msg.Message = msg.Finish()
-        self._parting: set[str] = set()
         self._job, self._run = job, run
         self._wanted = {SERVER: servers, WORKER: workers}
         self._limits = limits
         self._members = Members({each.token: member_of(job, each) for each in seated or ()})
+        self._parting = set(self._members) if finished else set[str]()
         self._admission = Admission(job, run, self._members, limits)
         self._all, self._of = self._members.all, self._members.of
         self._complete = bool(seated)
@@ -151,6 +153,7 @@ class SchedulerMachine:
                 member.heard_s = max(member.heard_s, now_s)
         if self.over:
             self.settled = self._has_parted(now_s, reaches)
+            self.changes += self.settled
             return []
         if not self._complete:
             return self._gather(now_s)

@@ -40,6 +40,9 @@ def test_a_run_of_another_job_is_refused(tmp_path, changed, words):
 
 
 def test_a_run_that_is_over_is_not_gone_on_with(tmp_path):
-    RunFile(tmp_path, BEGUN).keep(MEMBERS, over=True)
+    file = RunFile(tmp_path, BEGUN)
+    file.keep(MEMBERS, over=True, settled=False)
+    assert RunFile(tmp_path, BEGUN).run.over  # some have not heard it
+    file.keep(MEMBERS, over=True)
     with pytest.raises(ArtifactError, match="this job is over; give an empty folder"):
         RunFile(tmp_path, BEGUN)

@@ -5,7 +5,14 @@ from __future__ import annotations
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.membership.scheduler import SchedulerMachine
-from tests.unit.protocol.membership.members import LIMITS, beat, register, told
+from tests.unit.protocol.membership.members import (
+    LIMITS,
+    beat,
+    complete,
+    leave,
+    register,
+    told,
+)
 
 
 def _kept(machine):
@@ -80,3 +87,24 @@ def test_every_change_that_must_be_kept_is_counted():
     assert changed()
     machine.abort("enough")
     assert changed()
+
+
+def test_a_scheduler_killed_before_it_told_the_end_tells_it_when_it_is_back():
+    before, _ = complete(durable=True)
+    leave(before, 1.0, "w0")
+    before.receive("w1", msg.Leave("w1"), 1.0)
+    assert before.finished
+    seated = before.seated
+    machine = SchedulerMachine("job", "run", 1, 2, LIMITS, seated=seated, finished=True)
+    machine.tick(2.0)
+    assert not machine.settled
+    assert told(machine.receive("s", msg.Heartbeat("s"), 2.1)) == {"s": msg.Finish()}
+    assert told(machine.receive("w1", msg.Leave("w1"), 2.2)) == {"w1": msg.Left(1)}
+    for token in ("s", "w1"):
+        machine.receive(token, msg.Leave(token, heard=True), 2.3)
+    changes = machine.changes
+    machine.tick(2.0 + LIMITS.silence_s)
+    assert not machine.settled  # worker 0 may be there, and is not heard any more
+    machine.tick(2.1 + LIMITS.silence_s)
+    assert machine.settled
+    assert machine.changes > changes
