@@ -107,7 +107,8 @@ def whole(timeline: Timeline) -> tuple[Timeline, tuple[int, int] | None]:
     """Return the part of a timeline in which every rank that is there computes in every iteration.
 
     That is the longest row of iterations, of several the last. A rank that was killed lacks the
-    last ones, and one whose disk was slow may lack any.
+    last ones, and one whose disk was slow may lack any. Where one of them ends in the midst of the
+    last, that one is left out as well.
 
     Returns:
         The timeline, and the first and last iteration of that row; None where it has all, or where
@@ -118,13 +119,29 @@ def whole(timeline: Timeline) -> tuple[Timeline, tuple[int, int] | None]:
     pairs = np.unique(np.stack([columns.iteration, columns.rank])[:, computing], axis=1)
     numbers, counts = np.unique(pairs[0], return_counts=True)
     good = numbers[counts == len(np.unique(pairs[1]))]
-    if len(good) in (0, len(numbers)):
+    if not len(good):
         return timeline, None
     rows = np.split(good, np.flatnonzero(np.diff(good) != 1) + 1)
     longest = max(reversed(rows), key=len)
+    if len(longest) > 1 and _ends_in_midst(columns, *longest[-2:].tolist()):
+        longest = longest[:-1]
+    if len(longest) == len(numbers):
+        return timeline, None
     first, last = int(longest[0]), int(longest[-1])
     there = (columns.iteration >= first) & (columns.iteration <= last)
     return replace(timeline, spans=columns.take(np.flatnonzero(there))), (first, last)
+
+
+def _ends_in_midst(spans: Spans, before: int, last: int) -> bool:
+    """Say whether a rank lacks in ``last`` what it did in ``before``, and others did in both."""
+    lanes = [LANES.index(lane) for lane in (*COMPUTATION, *COMMUNICATION)]
+    rows = np.flatnonzero(np.isin(spans.iteration, (before, last)) & np.isin(spans.lane, lanes))
+    what = coded([spans.lane[rows], spans.name[rows]])
+    whose = coded([spans.rank[rows], what])
+    now = spans.iteration[rows] == last
+    there = np.isin(whose, whose[now])
+    lacking, kept = what[~there & ~now], what[there & ~now]
+    return bool(np.isin(lacking, kept).any())
 
 
 def steady(iterations: Sequence[int]) -> tuple[int, ...]:

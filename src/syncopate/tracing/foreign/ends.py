@@ -25,6 +25,9 @@ _TURNS, _FEWEST = 64, 8
 _LEAST_S, _SPREADS = 2e-4, 3.0
 """A clock is off by this at least, and by so many times the spread of its ends."""
 
+_CONTRADICT = 0.1
+"""Clocks are off for sure where this part of collectives is over before all ranks have come."""
+
 _OTHER, _SAME = 1.5, 0.2
 """A kind takes so many times as long as another; offsets by kind differ by less than this part."""
 
@@ -45,7 +48,11 @@ def told(traces: Sequence[RankTrace]) -> list[ClockOffset] | None:
         ahead_s -= np.median(ahead_s)
     took_s = np.repeat(np.minimum.reduceat(end_s - start_s, first), sizes)
     usual_s = {one: float(np.median(took_s[kind == one])) for one in np.unique(kind).tolist()}
-    found = [_offset(apart_s[rank == at], kind[rank == at], usual_s) for at in range(len(traces))]
+    before_s = np.maximum.reduceat(start_s, first) - np.minimum.reduceat(end_s, first)
+    sure = bool((before_s > _LEAST_S).mean() > _CONTRADICT)
+    found = [
+        _offset(apart_s[rank == at], kind[rank == at], usual_s, sure) for at in range(len(traces))
+    ]
     offsets = [one for one in found if one is not None]
     if len(offsets) < len(found) or not any(seconds for seconds, _ in offsets):
         return None
@@ -85,12 +92,23 @@ def _linked(shared: Sequence[set[int]], count: int) -> bool:
     return len(reached) == count
 
 
-def _offset(apart_s: Times, kind: Numbers, usual_s: dict[int, float]) -> tuple[float, float] | None:
-    """Return by how much the clock of a rank is ahead, and may be off then; None: not known."""
+def _offset(
+    apart_s: Times, kind: Numbers, usual_s: dict[int, float], sure: bool
+) -> tuple[float, float] | None:
+    """Return by how much the clock of a rank is ahead, and may be off then; None: not known.
+
+    Args:
+        apart_s: how much later than on average it ended each message.
+        kind: of each message.
+        usual_s: how long messages of a kind take.
+        sure: whether clocks are off for sure.
+    """
     by_s = float(np.median(apart_s))
     off_s = float(np.median(np.abs(apart_s - by_s)))
     if abs(by_s) < _LEAST_S:
         return 0.0, off_s + abs(by_s)
+    if sure and abs(by_s) >= _SPREADS * off_s:
+        return by_s, off_s
     told = [one for one in usual_s if (kind == one).sum() >= _FEWEST]
     takes_s = [usual_s[one] for one in told]
     if len(told) < 2 or max(takes_s) < _OTHER * max(min(takes_s), 0.0):

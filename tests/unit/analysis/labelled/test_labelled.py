@@ -88,6 +88,14 @@ OTHERWISE: dict[str, tuple[Training, list[Fault], str]] = {
     "groups of one label": (TENSOR, [wrong.slow([6], 1.7)], "labels alike"),
     "groups of one stream": (TENSOR, [wrong.slow([6], 1.7)], "arrays"),
     "clocks that are off": (TENSOR, [wrong.slow([1], 1.7)], "clocks 5 ms off"),
+    "clocks that are off, and messages of one length": (
+        Training(replicas=8, micro_batches=4, layers=2, buckets=2), [wrong.slow([7], 2.0)],
+        "clocks 5 ms off",
+    ),
+    "a file that ends in the midst of a step": (
+        Training(replicas=2, micro_batches=4, layers=2, buckets=2, iterations=8),
+        [wrong.slow([1], 2.3)], "arrays, one cut off",
+    ),
     "evaluation beside a late rank": (
         FOUR, [wrong.evaluations(0.1, 4), wrong.now_and_then(2, 2.5, 4)], "objects",
     ),
