@@ -8,6 +8,7 @@ Everything else is in pyproject.toml.
 
 import os
 import re
+import shutil
 from pathlib import Path
 
 from setuptools import setup
@@ -25,7 +26,9 @@ class BuildWithStartup(build_py):
     """Puts the file beside the package, in a wheel and in that of an editable install."""
 
     def run(self):
-        """Build the package, and add the file."""
+        """Build the package, and add the file; leave nothing of an earlier build."""
+        if not self.editable_mode:
+            shutil.rmtree(self.build_lib, ignore_errors=True)
         super().run()
         if os.environ.get("SYNCOPATE_NO_PTH", "0") != "0":
             return

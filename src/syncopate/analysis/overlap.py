@@ -4,7 +4,7 @@ A recorded computation already lasted as long as it does beside communication, s
 1. While ranks compute backward, collectives may move fewer bytes a second than after it. Both rates
 are those that explain the messages best: ``nbytes = inside_s * rate + outside_s * other rate``,
 where a message's time begins when the last rank has started it, and counts in part where other
-messages of the rank are under way.
+messages of the rank are under way. Where iterations disagree, nothing is known.
 """
 
 from __future__ import annotations
@@ -29,6 +29,10 @@ NOISE = 0.03
 """A rate that is lower by less than this share is taken for the same."""
 
 
+FEWEST, SCATTER = 3, 2.0
+"""Iterations that tell it, at least, and by how much what they tell may differ."""
+
+
 def recorded_overlap(spans: Spans) -> Interference:
     """Return what overlap costs beside what was recorded.
 
@@ -44,13 +48,20 @@ def recorded_overlap(spans: Spans) -> Interference:
     shares = np.array([inside_s.sum(), outside_s.sum()])
     if not (shares > LEAST_SHARE * shares.sum()).all():
         return Interference()
-    rates, *_ = np.linalg.lstsq(
-        np.stack([inside_s, outside_s], axis=1), pushes.nbytes.astype(float), rcond=None
-    )
-    inside, outside = rates.tolist()
-    if inside <= 0 or outside <= (1 + NOISE) * inside:
+    by_iteration = [mine for _, mine in sweep.groups(pushes.iteration)]
+    stretch = _stretch(pushes, inside_s, outside_s, slice(None))
+    each = [_stretch(pushes, inside_s, outside_s, mine) for mine in by_iteration]
+    if stretch <= 1 + NOISE or len(each) < FEWEST or max(each) > SCATTER * min(each):
         return Interference()
-    return Interference(collective_stretch=outside / inside)
+    return Interference(collective_stretch=stretch)
+
+
+def _stretch(pushes: Spans, inside_s: Times, outside_s: Times, those: Numbers | slice) -> float:
+    """Return by how much longer messages take beside backward; 1 where they do not."""
+    times_s = np.stack([inside_s[those], outside_s[those]], axis=1)
+    rates, *_ = np.linalg.lstsq(times_s, pushes.nbytes[those].astype(float), rcond=None)
+    inside, outside = rates.tolist()
+    return max(outside / inside, 1.0) if inside > 0 else 1.0
 
 
 def _times_s(pushes: Spans, backward: Spans) -> tuple[Times, Times]:

@@ -27,7 +27,14 @@ from syncopate.analysis.overlap import recorded_overlap
 from syncopate.analysis.work import Work, last_end_s, steady, works
 from syncopate.artifacts.plan import FSDP, ROOTED, SHARDED
 from syncopate.artifacts.timeline import Timeline
-from syncopate.artifacts.timelines.gradients import GRADIENTS, Seen, name_of, of_text
+from syncopate.artifacts.timelines.gradients import (
+    BESIDE,
+    GRADIENTS,
+    UNUSED,
+    Seen,
+    name_of,
+    of_text,
+)
 from syncopate.artifacts.timelines.spans import Spans, Times
 from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.errors import InvalidValueError
@@ -39,11 +46,12 @@ PIECE_BYTES = MIB
 _MOST_PIECES = 32
 """Of one bucket."""
 
-_BESIDE = ("flags and buffers",)
-"""Names of pushes that carry no gradient."""
-
 _PADDING = 0.01
 """Of what buckets carry; more or less than that is not what was seen of gradients."""
+
+_UNUSED = 0.5
+"""Of what buckets carry, parameters that had no gradient are less than this; else it is not known
+what they carry."""
 
 _SHARING = (SHARDED, ROOTED, FSDP)
 _ELEMENT_BYTES = 4
@@ -87,6 +95,8 @@ def recorded_workload(timeline: Timeline) -> Workload:
         )
     gradients = _seen(timeline, buckets)
     tensors = tuple(_tensors(gradients, backward_s) or _pieces(buckets, backward_s))
+    if gradients:
+        tensors += tuple(_unused(gradients, buckets))
     model = timeline.metadata.get("model", timeline.name)
     return Workload(
         model=model,
@@ -191,7 +201,7 @@ def _of_iteration(spans: Spans) -> list[_Bucket]:
     A bucket travels as one message for each dtype; each is one here.
     """
     back = spans.take(spans.in_lanes("backward"))
-    pushes = spans.take(spans.in_lanes("push") & (spans.nbytes > 0) & ~spans.named(_BESIDE))
+    pushes = spans.take(spans.in_lanes("push") & (spans.nbytes > 0) & ~spans.named((BESIDE,)))
     whole_s = float((back.end_s - back.start_s).sum())
     if not len(pushes) or whole_s <= 0:
         return []
@@ -226,7 +236,17 @@ def _seen(timeline: Timeline, buckets: Sequence[_Bucket]) -> tuple[Seen, ...]:
     if more > 0 and more in sizes:  # of an input, say, which is the last to have one
         place = len(sizes) - 1 - sizes[::-1].index(more)
         return (*seen[:place], *seen[place + 1 :])
-    return seen if abs(more) <= _PADDING * carried else ()
+    return seen if -_UNUSED * carried <= more <= _PADDING * carried else ()
+
+
+def _unused(gradients: Sequence[Seen], buckets: Sequence[_Bucket]) -> Iterator[GradientTensor]:
+    """Yield what buckets carried beside gradients that were seen: zeros of unused parameters."""
+    seen = sum(math.prod(one.shape) * dtype_bytes(one.dtype) for one in gradients)
+    carried = sum(bucket.nbytes for bucket in buckets)
+    if carried - seen > _PADDING * carried:
+        dtype = Counter(one.dtype for one in gradients).most_common(1)[0][0]
+        numel = (carried - seen) // dtype_bytes(dtype)
+        yield GradientTensor(name=UNUSED, numel=numel, dtype=dtype)
 
 
 def _tensors(gradients: Sequence[Seen], backward_s: float) -> list[GradientTensor]:

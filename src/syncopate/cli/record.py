@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -13,11 +14,17 @@ from syncopate.cli.common.console import say_written
 from syncopate.errors import InvalidValueError
 
 
+_PYTHON = re.compile(r"python[\d.]*")
+
+
 def record(
     *,
     script: Annotated[
         list[str],
-        typer.Argument(metavar="SCRIPT", help="A Python file, and the arguments it is given."),
+        typer.Argument(
+            metavar="SCRIPT",
+            help="A Python file, and the arguments it is given; `python` before it changes nothing.",
+        ),
     ],
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="DIR", help="Folder for a file of each rank.")
@@ -51,6 +58,10 @@ def record(
     from syncopate.tracing.foreign.recording.recorded_file import LIMIT_BYTES
     from syncopate.tracing.retention import retention
 
+    if len(script) > 1 and _PYTHON.fullmatch(Path(script[0]).name):
+        script = script[1:]
+        if script[0] == "-m" and len(script) > 1:
+            module, script = True, script[1:]
     name, *arguments = script
     if not module and not Path(name).is_file():
         raise InvalidValueError("SCRIPT", name, "a Python file")

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from operator import index
 
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.extensions import Extensions
@@ -64,10 +65,14 @@ class Policy:
         Raises:
             InvalidValueError: it is none of all tensors, each once.
         """
-        length, ends = problem.length, tuple(self.partition(problem))
+        length, found = problem.length, self.partition(problem)
+        try:
+            ends = tuple(map(index, found))
+        except TypeError:
+            ends = ()
         if not ends or ends[-1] != length or any(a >= b for a, b in pairwise((0, *ends))):
             rule = f"the increasing ends of its buckets, each > 0 and the last {length}"
-            raise InvalidValueError(f"partition of policy {self.name!r}", ends, rule)
+            raise InvalidValueError(f"partition of policy {self.name!r}", found, rule)
         return ends
 
 
@@ -128,7 +133,7 @@ def register(policy: Policy) -> None:
 
 def rivals() -> list[Callable[[Problem], Partition]]:
     """Return the policies that are a partition and no more; those that search are never behind."""
-    return [row.partition for row in POLICIES.values() if row.plans is None]
+    return [row.ends for row in POLICIES.values() if row.plans is None]
 
 
 def filled_to(bucket_bytes: int) -> Policy:

@@ -140,6 +140,12 @@ _WORDS = {
 }
 """Kind of a cause -> what costs time, what would mend it, and the command for it."""
 
+_SIZES_FIRST = (
+    "a better plan: record again with what messages carry (torch.profiler with record_shapes=True "
+    "on CPUs), make a workload of that recording, and plan for it"
+)
+"""What mends exposed transfers of which nothing says how long they are."""
+
 _UNITS = {
     TRANSFERS: (
         "transfers of units are exposed; this is the most that a plan or a network could save",
@@ -210,6 +216,8 @@ def told(
     """
     words_of = _WORDS | _UNITS if found.exchange == FSDP else _WORDS
     what, fix, command = words_of[cause.kind]
+    if not found.sized and _RECORDED in command:
+        fix, command = _SIZES_FIRST, ""
     command = command.replace(_RECORDED, recorded)
     if files is not None:
         if cause.kind == TRANSFERS:
@@ -276,9 +284,11 @@ def explanation_report(
                 *(f"   {said}\n" for said in _gain(cause, found)),
                 *(f"   {said}\n" for said in _late(cause, found, late_s)),
                 f"   to mend it: {words['fix']}",
-                f"\n   $ {words['command']}" if words["command"] else "",
             )
         )
+        if words["command"]:  # to be copied, so in one line
+            command = Text(f"   $ {words['command']}", no_wrap=True, overflow="ignore")
+            parts.append(command)
     parts += [Text(f"\n{said}") for said in _altogether(found)]
     return Group(*parts, Text())
 

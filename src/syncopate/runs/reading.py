@@ -69,6 +69,8 @@ def read(
 ) -> Recorded:
     """Return the timeline of the directory of a run, of a timeline, or of one file of each rank.
 
+    A directory may also hold the traces that torch.profiler wrote, one of each rank.
+
     Args:
         sources: any of them.
         last: how many iterations of a run to read, the last ones.
@@ -97,6 +99,8 @@ def read(
     if folders and len(files) > 1:
         rule = "the only one, or left out: the directory of a run has all ranks"
         raise InvalidValueError("FILE", str(folders[0]), rule)
+    if folders and (profiles := _profiles(folders[0])):
+        files, folders = profiles, []
     if folders and not is_plain(folders[0]):
         run = read_run(folders[0], last, progress)
         return Recorded(run.timeline, run, run.remarks, str(folders[0]))
@@ -170,6 +174,15 @@ def read_nodes(*files: Path, progress: Progress | None = None) -> Run:
         reason = "no worker or server of a parameter server wrote a file (worker-0.trace and so on)"
         raise ArtifactError(files[0], reason)
     return run
+
+
+def _profiles(folder: Path) -> list[Path]:
+    """Return the traces of torch.profiler in a directory in which no run wrote."""
+    if any(folder.glob(PATTERN)):
+        return []
+    profiles = foreign.profile_paths(folder)
+    recorded = set(foreign.recorded_paths(folder)).difference(profiles)
+    return [] if recorded else profiles
 
 
 def is_plain(folder: Path) -> bool:

@@ -8,11 +8,14 @@ and what it does not is said in :mod:`syncopate.analysis.workload`.
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
+
+from msgspec.structs import replace
 
 from syncopate.analysis import workload as recorded
 from syncopate.artifacts.timeline import Timeline
@@ -58,7 +61,10 @@ def recorded_workload(
     """
     if isinstance(source, Profiler):
         with _exported(source, trace) as path:
-            return _of(path)
+            found = read(path).of_ranks().timeline
+            if found.name == path.parent.name:  # which tells nothing of the training
+                found = replace(found, name=Path(sys.argv[0]).stem or "recorded")
+            return recorded.recorded_workload(found)
     if trace is not None:
         raise InvalidValueError("trace", os.fspath(trace), "left out but with a profiler")
     if isinstance(source, str | os.PathLike | Timeline | Recorded):

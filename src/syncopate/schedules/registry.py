@@ -31,6 +31,7 @@ from syncopate.recipe import NATIVE as _NATIVE
 from syncopate.recipe import ORDER
 from syncopate.schedules.base import Schedule
 from syncopate.schedules.catalogue import ROWS, Algorithm
+from syncopate.schedules.checker import check
 from syncopate.schedules.compose import relabelled, require_order, topology_order
 from syncopate.schedules.conditions import conditions
 from syncopate.schedules.factors import cluster_factors
@@ -48,6 +49,9 @@ GROUP = "syncopate.algorithms"
 
 _FEW_RANKS = 8
 """As many ranks show whether an algorithm keeps its peers."""
+
+_CHECKED_RANKS = 128
+"""Schedules from outside are proved for so many ranks."""
 
 ALGORITHMS: dict[tuple[str, str], Algorithm] = {}
 """(collective, name) -> row, in the order of registration; filled by :func:`register` alone."""
@@ -198,6 +202,7 @@ def build(
     Raises:
         UnknownNameError: no such collective, algorithm or option.
         InvalidValueError: no such world size, root or value of an option.
+        ScheduleError: an algorithm from outside that is wrong, as far as ranks are few.
 
     Example:
         >>> build("broadcast", "lp", 4, root=2, blocks=8).rounds
@@ -247,6 +252,8 @@ def _built(algorithm: Algorithm, world_size: int, root: int, options: Options) -
         schedule = algorithm.build(world_size, where, **values)
     else:
         schedule = algorithm.build(world_size, **values)
+    if algorithm not in ROWS and world_size <= _CHECKED_RANKS:
+        check(schedule)
     return schedule if order is None else relabelled(schedule, order)
 
 

@@ -57,3 +57,14 @@ def test_the_assumption_is_said():
     stretched, plain = _recorded(Interference(collective_stretch=2)), _recorded(Interference())
     assert "messages beside it take 2.0" in assumed(stretched, recorded_workload(stretched))
     assert "messages" not in assumed(plain, recorded_workload(plain))
+
+
+def test_where_iterations_disagree_nothing_is_known_of_overlap():
+    """Of five iterations one has messages that take three times as long, others twice."""
+    quiet = _recorded(Interference(collective_stretch=1.2)).spans
+    busy = _recorded(Interference(collective_stretch=4.0)).spans
+    mixed = tuple(s for s in quiet if s.iteration % 2) + tuple(
+        s for s in busy if s.iteration % 2 == 0
+    )
+    timeline = replace(_recorded(Interference()), spans=mixed)
+    assert recorded_overlap(timeline.columns).is_ideal

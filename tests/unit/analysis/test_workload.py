@@ -52,6 +52,16 @@ def test_gradients_that_were_seen_one_by_one_are_taken_as_they_were():
     assert "pieces of up to a mebibyte" in assumed(made(2, 3), recorded_workload(made(2, 3)))
 
 
+def test_what_buckets_carried_beside_gradients_is_of_unused_parameters():
+    found = recorded_workload(
+        _with_gradients(Seen((5, 5), "float32", 0.25), Seen((40,), "float32", 1.0))
+    )
+    assert [(tensor.name, tensor.numel) for tensor in found.tensors][-2:] == [
+        ("gradient 1 (40)", 40),
+        ("unused parameters", 10),
+    ]
+
+
 def test_gradients_that_are_not_what_buckets_carried_do_not_count():
     found = recorded_workload(_with_gradients(Seen((5, 5), "float32", 0.25)))
     assert [tensor.name for tensor in found.tensors] == ["bucket 0", "bucket 1"]

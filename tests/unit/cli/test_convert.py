@@ -37,7 +37,7 @@ def convert(monkeypatch, capfd, tmp_path):
 def test_ranks_become_a_timeline_that_says_what_is_not_known(convert):
     code, out, err = convert("rank-0.json rank-1.json -o made/timeline.json")
     assert (code, out) == (0, "")
-    assert "note: when 2 collectives ended is not known" in err
+    assert "note: when 2 collectives ended is not recorded" in err
     assert err.endswith("wrote made/timeline.json, in the new folder made\n")
     timeline = Timeline.load("made/timeline.json")
     assert timeline.world_size == 2

@@ -92,6 +92,20 @@ def test_a_row_is_all_it_takes_and_optimal_and_auto_are_never_behind_it(
         assert planned_s(policy) <= made_up_s
 
 
+@pytest.mark.parametrize("found", [[1, 3], np.array([1, 3]), (n for n in (1, 3))])
+def test_ends_of_buckets_may_be_any_whole_numbers(found: object, monkeypatch) -> None:
+    row = Policy("made up", lambda problem: found, "some ends", "a test")  # type: ignore[return-value,arg-type]
+    monkeypatch.setitem(POLICIES, row.name, row)
+    assert row.ends(of_sizes(1, 2, 3)) == (1, 3)
+
+
+@pytest.mark.parametrize("found", [None, [1.0, 3.0], "abc", [3, 1], [1, 2], []])
+def test_what_are_no_ends_is_refused_with_the_policy(found: object) -> None:
+    row = Policy("made up", lambda problem: found, "some ends", "a test")  # type: ignore[return-value,arg-type]
+    with pytest.raises(InvalidValueError, match="partition of policy 'made up'"):
+        row.ends(of_sizes(1, 2, 3))
+
+
 def test_unknown_policies_are_refused_by_name() -> None:
     with pytest.raises(UnknownNameError, match=r"policy 'best'; known: wfbp, .*optimal"):
         require_policy("best")

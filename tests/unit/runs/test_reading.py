@@ -7,6 +7,8 @@ import pytest
 from syncopate.artifacts.timeline import Span, Timeline
 from syncopate.errors import InvalidValueError
 from syncopate.runs.reading import latest, read
+from tests.unit.tracing.foreign.made import profile, write
+from tests.unit.tracing.foreign.test_profiler import _iteration
 
 
 def _timeline(numbers: list[int]) -> Timeline:
@@ -48,3 +50,11 @@ def test_what_does_not_go_together_is_refused(tmp_path) -> None:
         read(timeline, timeline)
     with pytest.raises(InvalidValueError, match="the directory of a run has all ranks"):
         read(tmp_path, tmp_path)
+
+
+@pytest.mark.parametrize("prefix", ["host_17.", "rank-"])
+def test_a_directory_of_traces_is_read_as_its_files(tmp_path, prefix) -> None:
+    ranks = [profile(rank, [*_iteration(0), *_iteration(100)]) for rank in (0, 1)]
+    paths = write(tmp_path, prefix, ranks)
+    (tmp_path / "workload.json").write_text('{"kind": "workload"}')
+    assert [*read(tmp_path).timeline.spans] == [*read(*paths).timeline.spans]

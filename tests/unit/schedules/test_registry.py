@@ -8,7 +8,7 @@ from msgspec import structs
 from syncopate.artifacts.cluster import Cluster, CollectiveCurve, CurvePoint, Level, LinearFit
 from syncopate.costs.papers.closed_forms import closed_form
 from syncopate.costs.schedule.price import price
-from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.errors import InvalidValueError, ScheduleError, UnknownNameError
 from syncopate.schedules import registry
 from syncopate.schedules.base import Schedule, Transfer
 from syncopate.schedules.checker import check
@@ -98,6 +98,18 @@ def test_a_new_algorithm_is_one_row():
         "round 2  0 -> 1",
         "round 3  0 -> 2",
     ]
+
+
+def test_an_algorithm_from_outside_that_is_wrong_is_refused_when_it_is_used():
+    def short(world_size):
+        outward = [Transfer(world_size - 2 + r, 0, r, 0, 1, "copy") for r in range(1, world_size)]
+        inward = [Transfer(0, 1, 0, 0, 1, "reduce")] if world_size > 1 else []
+        return Schedule("all_reduce", "short", world_size, 1, inward + outward)
+
+    register(Algorithm("all_reduce", "short", short, "n bytes", "a test"))
+    build("all_reduce", "short", 2)
+    with pytest.raises(ScheduleError, match="all_reduce"):
+        build("all_reduce", "short", 3)
 
 
 def test_a_rooted_collective_is_built_for_a_root():

@@ -121,6 +121,7 @@ class Explanation:
         drifts: ranks whose clocks run faster than the median of all, and by which part; negative
             where slower. Their times count without that.
         exchange: of the training, where its timeline says it.
+        sized: whether it says how many bytes messages carry.
     """
 
     iterations: int
@@ -138,6 +139,7 @@ class Explanation:
     left_s: float = 0.0
     drifts: dict[int, float] = field(default_factory=dict)
     exchange: str = ""
+    sized: bool = True
 
     @property
     def error(self) -> float:
@@ -177,6 +179,9 @@ def explanation(
         lacks = (_noisy(noise_s / recorded_s, len(replay.iterations)),)
     gained_s = sum(cause.gain_s for cause in causes if cause.kind not in _BOUNDS)
     told_s = gained_s + trial.bubble_s
+    clocks_s = float(timeline.metadata.get("clock_error_s", 0.0))
+    if not lacks and not causes and clocks_s > TRUSTED * recorded_s:
+        lacks = (_unknown_clocks(clocks_s, recorded_s),)
     lacks = lacks or tuple(_contradicted(replay, told_s, noise_s, trial.left_s))
     causes = () if lacks else causes
     return Explanation(
@@ -195,6 +200,7 @@ def explanation(
         left_s=trial.left_s,
         drifts=drifts,
         exchange=timeline.metadata.get(EXCHANGE, ""),
+        sized=bool((timeline.columns.nbytes > 0).any()),
     )
 
 
@@ -217,6 +223,14 @@ def _contradicted(replay: Replay, gained_s: float, noise_s: float, left_s: float
             "wait for, and nothing recorded says why: record all that they compute, or name what "
             "they do with syncopate.pause"
         )
+
+
+def _unknown_clocks(clocks_s: float, recorded_s: float) -> str:
+    return (
+        f"the clocks of hosts agree to {clocks_s / recorded_s:.0%} of an iteration, and nothing that "
+        "costs more stands out: set them by NTP or PTP, or record by `syncopate.trace`, which "
+        "compares them"
+    )
 
 
 def _pull_period(spans: Spans) -> int:

@@ -19,6 +19,12 @@ from syncopate.errors import InvalidValueError
 GRADIENTS = "gradients"
 """The entry of a timeline's metadata that holds them as text, where there are any."""
 
+BESIDE = "flags and buffers"
+"""The name of a push that carries no gradient."""
+
+UNUSED = "unused parameters"
+"""The name of what buckets carried of parameters that had no gradient."""
+
 _SCALAR = "scalar"
 _NAMED = re.compile(rf"(?:\S+ )?gradient \d+ \((?:({_SCALAR})|(\d+(?:x\d+)*))\)")
 

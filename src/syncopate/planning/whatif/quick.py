@@ -18,7 +18,7 @@ from syncopate.costs.model.functions import Costs
 from syncopate.costs.model.served import served_costs
 from syncopate.costs.model.training import exchange_costs
 from syncopate.delay import Delay, LocalSGD
-from syncopate.errors import InvalidValueError
+from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.planning.planner import make_plan
 from syncopate.planning.policies.auto import NEAR
 from syncopate.planning.policies.optimal import optimal
@@ -90,12 +90,13 @@ def planned(workload: Workload, cluster: Cluster, setting: Setting) -> Plan:
     """
     exchanges = _exchanges(setting)
     plans = []
+    refused: list[UnknownNameError] = []
     for exchange in exchanges:
         costs: Costs | None = None
         if exchange == SERVED and setting.servers:
             costs = served_costs(cluster, setting.servers)
-        plans.append(
-            make_plan(
+        try:
+            plan = make_plan(
                 workload,
                 cluster,
                 setting.policy or (BLOCKS if exchange == FSDP else QUICK),
@@ -105,7 +106,12 @@ def planned(workload: Workload, cluster: Cluster, setting: Setting) -> Plan:
                 wire_dtype=setting.wire_dtype,
                 costs=costs,
             )
-        )
+        except UnknownNameError as error:  # an algorithm that its collectives do not have
+            refused.append(error)
+        else:
+            plans.append(plan)
+    if not plans:
+        raise refused[0]
     limit_s = (1 + NEAR) * min(plan.expected_s for plan in plans)
     found = next(plan for plan in plans if plan.expected_s <= limit_s)
     if setting.pull_period:

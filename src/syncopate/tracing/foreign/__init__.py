@@ -4,6 +4,7 @@ from syncopate.tracing.foreign.assemble import NOTE
 from syncopate.tracing.foreign.read import (
     READABLE,
     is_document,
+    profile_paths,
     read_directory,
     read_timeline,
     recorded_paths,
@@ -18,6 +19,7 @@ __all__ = [
     "is_document",
     "is_table",
     "mapped",
+    "profile_paths",
     "read_directory",
     "read_timeline",
     "recorded_paths",

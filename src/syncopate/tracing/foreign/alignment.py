@@ -5,7 +5,7 @@ set by NTP, say, to milliseconds. No optimizer steps before every rank has come 
 of its iteration. So an iteration is one thing that ranks do together: a rank comes to it with its
 last collective before its step, and is done with it when the step begins. What that says of clocks
 is [Note: offsets without round trips]. A clock that keeps within these bounds is left as it is; one
-that does not is moved to the nearest bound.
+that does not is moved within them: to where ends agree, as below, or to the nearest bound.
 
 The kernels of NCCL say more: all ranks end one together, up to microseconds. So clocks differ by
 what these ends do, in the median. Then the rank whose kernel was the shortest came last, and what
@@ -13,7 +13,8 @@ the kernels of others lasted longer they waited for it.
 
 On a CPU they end one at about the same time. That moves clocks where collectives of two lengths
 agree on it (:mod:`syncopate.tracing.foreign.ends`). Else it only says by how much they may be off,
-better than bounds do, which are as far apart as ranks wait for each other.
+better than bounds do, which are as far apart as ranks wait for each other. Where no tool says when
+collectives ended, steps stand for them: ranks begin them at about the same time too.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def offsets(traces: Sequence[RankTrace]) -> tuple[ClockOffset, ...]:
     )
     spans = [_spans(mine, origin_ns) for mine in turns]
     bounds = offset_bounds(spans, (_TOGETHER,))
-    ends = [_ends(trace) for trace in traces]
+    ends = [_ends(trace) or _steps(mine) for trace, mine in zip(traces, turns, strict=True)]
     apart = len({trace.host or which for which, trace in enumerate(traces)}) == len(traces)
     if (apart or _of_a_table(traces)) and (known := told(traces)) is not None:
         return tuple(known)
@@ -88,6 +89,11 @@ def _ends(trace: RankTrace) -> dict[Hashable, int]:
     }
 
 
+def _steps(turns: dict[int, tuple[int, int]]) -> dict[Hashable, int]:
+    """Return when a rank began the step of each iteration."""
+    return {number: step_ns for number, (_, step_ns) in turns.items()}
+
+
 def _apart_ns(ends: dict[Hashable, int], others: dict[Hashable, int]) -> list[int]:
     """Return by how much a rank ended collectives later than the first."""
     return [end_ns - others[key] for key, end_ns in ends.items() if key in others]
@@ -110,7 +116,10 @@ def _offset(
     if apart_ns:
         middle_ns = statistics.median(apart_ns)
         off_ns = statistics.median(abs(one - middle_ns) for one in apart_ns)
-        error_s = min(error_s, abs(middle_ns * 1e-9 - seconds) + off_ns * 1e-9)
+        middle_s = middle_ns * 1e-9
+        if seconds and low_s <= middle_s <= high_s:
+            seconds = middle_s
+        error_s = min(error_s, abs(middle_s - seconds) + off_ns * 1e-9)
     return ClockOffset(seconds, error_s)
 
 

@@ -2,24 +2,25 @@
 
 The k-th all-reduce of an iteration is called ``bucket k``, as DDP's are, unless gradients travel by
 reduce-scatters; the k-th of another collective by its name and k. A span begins when its rank came
-to the collective. Where the tool does not say when it ended, it ends where every rank that is
-needed had come: it cannot have ended before. So waiting for a late rank is exact, up to the clocks,
-and what the bytes took is missing.
+to the collective. Where the tool does not say when it ended, the next step tells
+(:mod:`syncopate.tracing.foreign.fitted`). Where there is none it ends where every rank that is needed
+had come: it cannot have ended before. So waiting for a late rank is exact, up to the clocks.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
 from syncopate.artifacts.timeline import HOSTS, Group, Span, Timeline
-from syncopate.artifacts.timelines.gradients import GRADIENTS, to_text, usual
+from syncopate.artifacts.timelines.gradients import BESIDE, GRADIENTS, to_text, usual
 from syncopate.errors import InvalidValueError
 from syncopate.tracing.foreign.alignment import offsets
 from syncopate.tracing.foreign.chrome.places import places_of
+from syncopate.tracing.foreign.fitted import fitted_ends
 from syncopate.tracing.foreign.iterations import iteration_of, iterations
 from syncopate.tracing.foreign.labels import split
 from syncopate.tracing.foreign.ranktrace import LANE_OF, OF_ALL_RANKS, Launch, RankTrace
@@ -66,6 +67,8 @@ def timeline_of(
     numbered = [_iterations(trace, found) for trace in traces]
     least = _least_ends(traces)
     exchange = _exchange(traces)
+    fitted = fitted_ends(traces, numbered, least) if exchange == "allreduce" else {}
+    least |= fitted
     error_ns = round(max(_errors_s(clocks)) * 1e9)
     places = places_of(traces, numbered, error_ns)
     groups = _groups(traces)
@@ -79,9 +82,18 @@ def timeline_of(
     for trace, own in zip(traces, spans, strict=True):
         by_rank[trace.rank] = [span for span in own if span.iteration in shown]
     theirs = dict.fromkeys(note for trace in traces for note in trace.notes)
-    said = [*notes, *theirs, how, cut, *_notes(traces, world_size), *_clock_notes(traces, clocks)]
+    said = [
+        *notes,
+        *theirs,
+        how,
+        cut,
+        *_notes(traces, world_size, fitted),
+        *_clock_notes(traces, clocks),
+    ]
     metadata = {"tool": traces[0].tool, "exchange": exchange}
     metadata["clock_error_s"] = f"{max(_errors_s(clocks)):.9f}"
+    if all(one.detail.startswith("gloo:") for trace in traces for one in trace.launches):
+        metadata["device"] = "cpu"
     hosts = {trace.host for trace in traces}
     if not hosts & {"", traces[0].tool}:
         metadata[HOSTS] = str(len(hosts))
@@ -229,7 +241,7 @@ def _collectives(
         what = "bucket" if bucket else launch.collective
         channel = channels[launch.group.key]
         yield Span(
-            name=f"{what} {place}",
+            name=BESIDE if bucket and launch.integers else f"{what} {place}",
             lane=LANE_OF.get(launch.collective, "push"),
             rank=trace.rank,
             start_s=launch.start_ns * 1e-9,
@@ -253,9 +265,18 @@ def _exchange(traces: Sequence[RankTrace]) -> str:
     return "sharded" if "reduce_scatter" in used else "allreduce"
 
 
-def _notes(traces: Sequence[RankTrace], world_size: int) -> list[str]:
+def _notes(
+    traces: Sequence[RankTrace], world_size: int, fitted: Mapping[Hashable, int]
+) -> list[str]:
     notes = []
-    unknown = sum(launch.end_ns is None for trace in traces for launch in trace.launches)
+    open_ended = [one for trace in traces for one in trace.launches if one.end_ns is None]
+    unknown = sum(one.key not in fitted for one in open_ended)
+    if len(open_ended) > unknown:
+        notes.append(
+            f"when {len(open_ended) - unknown} collectives ended is not recorded: the last before "
+            "a step is taken to end where the first rank begins that step, and those before it to "
+            "be as fast; what ranks do in between, such as clipping, counts as transfer"
+        )
     if unknown:
         notes.append(
             f"when {unknown} collectives ended is not known: they end where the last rank came to "

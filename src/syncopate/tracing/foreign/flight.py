@@ -19,7 +19,7 @@ from typing import Any
 
 from syncopate.artifacts.timeline import Group
 from syncopate.errors import ArtifactError
-from syncopate.tracing.foreign.ranktrace import Launch, RankTrace, Work, nbytes_of
+from syncopate.tracing.foreign.ranktrace import Launch, RankTrace, Work, are_integers, nbytes_of
 from syncopate.tracing.foreign.recording.recorded import RecordedRank
 from syncopate.tracing.foreign.turns import forwards_and_backwards
 
@@ -192,6 +192,7 @@ def _launch(entry: Mapping[str, Any], groups: Mapping[str, Group]) -> Launch:
         nbytes,
         None if took_ms is None else round(float(took_ms) * 1e6),
         str(entry["profiling_name"]),
+        integers=are_integers(entry["input_dtypes"]),
     )
 
 

@@ -41,7 +41,7 @@ from syncopate.tracing.foreign.chrome.events import NOTHING, Args, Event, read_e
 from syncopate.tracing.foreign.chrome.gradients import ACCUMULATED, gradients_of
 from syncopate.tracing.foreign.chrome.names import collective_of_call
 from syncopate.tracing.foreign.iterations import iteration_of
-from syncopate.tracing.foreign.ranktrace import Launch, RankTrace, Work, nbytes_of
+from syncopate.tracing.foreign.ranktrace import Launch, RankTrace, Work, are_integers, nbytes_of
 
 TOOL = "torch.profiler"
 
@@ -247,7 +247,10 @@ def _on_host(events: Iterable[Event], groups: Mapping[str, Group]) -> Iterator[L
             taken[kind] += 1
             if run.start_ns >= call.start_ns:
                 nbytes = _nbytes(run.args) or _nbytes(call.args)
-                launch = launch._replace(end_ns=run.end_ns, nbytes=nbytes, detail=run.name)
+                integers = are_integers(_types(run.args) or _types(call.args))
+                launch = launch._replace(
+                    end_ns=run.end_ns, nbytes=nbytes, detail=run.name, integers=integers
+                )
                 break
         yield launch
 
@@ -256,10 +259,17 @@ def _nbytes(args: Args) -> int:
     """Return the bytes of the tensors that an event was given."""
     try:
         dims = msgspec.json.decode(args.dims) or ()
-        types = msgspec.json.decode(args.types) or ()
-        return sum(nbytes_of(dim, kind) for dim, kind in zip(dims, types, strict=False))
+        return sum(nbytes_of(dim, kind) for dim, kind in zip(dims, _types(args), strict=False))
     except (ValueError, TypeError, AttributeError):
         return 0
+
+
+def _types(args: Args) -> list[str]:
+    """Return the types of the tensors that an event was given."""
+    try:
+        return msgspec.json.decode(args.types, type=list[str] | None) or []
+    except ValueError:
+        return []
 
 
 def keyed(trace: RankTrace) -> RankTrace:

@@ -7,7 +7,7 @@ those of all ranks (:mod:`syncopate.tracing.foreign.assemble`). Times are whole 
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from syncopate.artifacts.timeline import Group
@@ -45,6 +45,9 @@ DTYPE_BYTES = {
 }
 """Bytes per element by PyTorch's own names of scalar types, in small letters."""
 
+_INTEGERS = ("long", "int", "short", "char", "byte", "bool")
+"""Those of them that no gradient has."""
+
 
 class Launch(NamedTuple):
     """One collective on one rank.
@@ -59,6 +62,7 @@ class Launch(NamedTuple):
         took_ns: how long it ran on the device; None: not known.
         detail: what else the tool says.
         iteration: which; -1: the marks of its rank say it.
+        integers: whether it carries whole numbers, which no gradient has.
     """
 
     key: Hashable
@@ -70,6 +74,7 @@ class Launch(NamedTuple):
     took_ns: int | None = None
     detail: str = ""
     iteration: int = -1
+    integers: bool = False
 
 
 class Work(NamedTuple):
@@ -122,9 +127,14 @@ class RankTrace(NamedTuple):
     sharded: bool = False
 
 
+def are_integers(dtypes: Sequence[str]) -> bool:
+    """Say whether tensors have whole numbers alone; of none at all they have not."""
+    return bool(dtypes) and all(one.rpartition("::")[2].lower() in _INTEGERS for one in dtypes)
+
+
 def nbytes_of(shape: list[int], dtype: str) -> int:
     """Return the bytes of a tensor; 0 where PyTorch's name of its scalar type is not known."""
     number = 1
     for extent in shape:
         number *= extent
-    return number * DTYPE_BYTES.get(dtype.lower(), 0)
+    return number * DTYPE_BYTES.get(dtype.rpartition("::")[2].lower(), 0)

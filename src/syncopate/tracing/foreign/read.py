@@ -111,6 +111,26 @@ def recorded_paths(directory: str | os.PathLike[str]) -> list[Path]:
     return sorted(Path(directory).glob(RECORDED))
 
 
+def profile_paths(directory: str | os.PathLike[str]) -> list[Path]:
+    """Return the traces of torch.profiler in a directory, known by their content.
+
+    Raises:
+        ArtifactError: a file cannot be read.
+    """
+    paths = sorted(path for path in Path(directory).glob("*.json*") if path.is_file())
+    return [path for path in paths if _is_profile(path)]
+
+
+def _is_profile(path: Path) -> bool:
+    try:
+        with opened(path) as file:
+            begins = file.read(_BEGIN_BYTES)
+            file.seek(0)
+            return _is_trace(file, begins)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ArtifactError(path, f"cannot be read: {_reason(error)}") from None
+
+
 def read_directory(directory: str | os.PathLike[str], last: int) -> Timeline:
     """Return the timeline of a training of plain torch; of several the one that was written last.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from syncopate.artifacts.timelines.gradients import GRADIENTS, Seen, of_text
+from syncopate.artifacts.timelines.gradients import BESIDE, GRADIENTS, Seen, of_text
 from syncopate.errors import ArtifactError
 from syncopate.tracing.foreign import read_timeline
 from tests.unit.tracing.foreign.made import notes, profile, times_ms, write
@@ -100,6 +100,40 @@ def test_gradients_are_told_one_by_one_where_shapes_were_recorded(tmp_path):
         Seen((128,), "bfloat16", 0.5),
         Seen((), "float32", 1.0),
     )
+
+
+def test_gradients_of_the_last_of_several_backwards_travel(tmp_path):
+    """Of two backwards before a step the second ends at 60 ms, 20 ms after it began."""
+    rows = []
+    for begin in (0, 100):
+        rows += [
+            ("user_annotation", "DistributedDataParallel.forward", begin, begin + 10, {}),
+            ("cpu_op", EVALUATED, begin + 10, begin + 30, {}),
+            *_accumulated(begin, (25, [256], "float")),
+            ("user_annotation", "DistributedDataParallel.forward", begin + 31, begin + 40, {}),
+            ("cpu_op", EVALUATED, begin + 40, begin + 60, {}),
+            *_accumulated(begin, (50, [256], "float")),
+            ("cpu_op", "c10d::allreduce_", begin + 59, begin + 60, {}),
+            ("user_annotation", "gloo:all_reduce", begin + 60, begin + 65, SHAPES),
+            ("user_annotation", "Optimizer.step#SGD.step", begin + 70, begin + 75, {}),
+        ]
+    timeline = read_timeline(write(tmp_path, "prof-", [profile(0, rows, world_size=1)]))
+    assert of_text(timeline.metadata[GRADIENTS]) == (Seen((256,), "float32", 0.75),)
+
+
+def test_tensors_of_half_precision_have_bytes_and_counts_are_no_gradients(tmp_path):
+    half = {"Input Dims": [[256]], "Input type": ["c10::BFloat16"]}
+    counts = {"Input Dims": [[53]], "Input type": ["int"]}
+    rows = [
+        *_iteration(0),
+        ("cpu_op", "c10d::allreduce_", 36, 36.5, {}),
+        ("user_annotation", "gloo:all_reduce", 37, 38, counts),
+    ]
+    rows = [(*row[:-1], half) if row[-1] is SHAPES else row for row in rows]
+    timeline = read_timeline(write(tmp_path, "prof-", [profile(0, rows, world_size=1)]))
+    assert [span.nbytes for span in timeline.spans if span.name == "bucket 0"] == [512]
+    assert [span.nbytes for span in timeline.spans if span.name == BESIDE] == [212]
+    assert timeline.metadata["device"] == "cpu"
 
 
 @pytest.mark.parametrize("odd", [(20, "?", "float"), (20, [4], "signed char")])

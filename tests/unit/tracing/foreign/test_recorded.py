@@ -34,10 +34,10 @@ def test_steps_tell_iterations_where_sizes_do_not(tmp_path):
     timeline = read_timeline(write(tmp_path, "rank-", [_rank(0), _rank(1)]))
     for iteration in range(3):
         begin = 100 * iteration
-        assert times_ms(timeline, "bucket 0", iteration)[1] == (begin, begin)
+        assert times_ms(timeline, "bucket 0", iteration)[1] == (begin, begin + 4)
         assert times_ms(timeline, "bucket 1", iteration) == {
-            0: (begin + 20, begin + 30),
-            1: (begin + 30, begin + 30),
+            0: (begin + 20, begin + 34),
+            1: (begin + 30, begin + 34),
         }
         assert times_ms(timeline, "SGD", iteration)[0] == (begin + 34, begin + 36)
     between = [times_ms(timeline, "input, forward, backward", n)[1] for n in (1, 2)]
@@ -54,26 +54,57 @@ def test_a_clock_within_what_the_training_allows_is_left_alone(tmp_path):
     """
     paths = write(tmp_path, "rank-", [_rank(0), _rank(1, clock_ms=3, host="two")])
     timeline = read_timeline(paths)
-    assert times_ms(timeline, "bucket 1", 0) == {0: (20, 33), 1: (33, 33)}
-    # 3 ms ahead: by its own clock rank 0 stepped 1 ms after rank 1 came, which is one bound;
-    # rank 1 stepped 17 ms after rank 0 came, which is the other.
-    assert "clocks of hosts agree to 17.00 ms" in notes(timeline)
+    assert times_ms(timeline, "bucket 1", 0) == {0: (20, 34), 1: (33, 34)}
+    # By its own clock rank 1 steps 3 ms after rank 0.
+    assert "clocks of hosts agree to 3.00 ms" in notes(timeline)
 
 
-@pytest.mark.parametrize(("clock_ms", "shown_ms"), [(1000.0, 34), (-1000.0, 20)])
-def test_a_clock_that_cannot_be_right_is_moved_to_the_nearest_that_can(
-    tmp_path, clock_ms, shown_ms
-):
+@pytest.mark.parametrize("clock_ms", [1000.0, -1000.0])
+def test_a_clock_that_cannot_be_right_is_moved_to_where_steps_begin_together(tmp_path, clock_ms):
     paths = write(tmp_path, "rank-", [_rank(0), _rank(1, clock_ms=clock_ms, host="two")])
     timeline = read_timeline(paths)
-    arrived_ms = [
-        times_ms(timeline, "bucket 1", n)[1][0] - times_ms(timeline, "bucket 1", n)[0][0] + 20
-        for n in range(3)
-    ]
-    # Ahead: as late as rank 0's step allows. Behind: so early that it steps when rank 0 comes.
-    assert arrived_ms == [shown_ms if clock_ms > 0 else 16] * 3
+    for iteration in range(3):
+        arrived_ms = [times_ms(timeline, "bucket 1", iteration)[rank][0] for rank in (0, 1)]
+        assert arrived_ms[1] - arrived_ms[0] == 10
     assert any("the clocks of ranks 1 were moved" in note for note in notes(timeline))
-    assert "clocks of hosts agree to 18.00 ms" in notes(timeline)
+    assert not any("clocks of hosts agree" in note for note in notes(timeline))
+
+
+def test_a_clock_without_steps_that_agree_is_moved_to_the_nearest_bound(tmp_path):
+    """Its steps come at any time, so nothing but the bounds says where it is."""
+    early, late = _rank(0), _rank(1, clock_ms=1000.0, host="two")
+    for step, by_ms in zip(late["steps"], (0, 30, 60), strict=True):
+        step["start_ns"] += by_ms * 1_000_000
+        step["end_ns"] += by_ms * 1_000_000
+    timeline = read_timeline(write(tmp_path, "rank-", [early, late]))
+    arrived_ms = [times_ms(timeline, "bucket 1", 0)[rank][0] for rank in (0, 1)]
+    assert arrived_ms[1] - arrived_ms[0] == 14
+
+
+def test_collectives_without_ends_share_the_time_until_the_first_step(tmp_path):
+    """Bytes of the three are as 1 : 2 : 1; the last two travel in the 30 ms after the second."""
+    ranks = [
+        recorded(
+            rank,
+            [entry(1, 0, 10), entry(2, 10 * rank, 20), entry(3, 20, 10)],
+            [(40 + 5 * rank, 50)],
+        )
+        for rank in (0, 1)
+    ]
+    timeline = read_timeline(write(tmp_path, "rank-", ranks))
+    assert times_ms(timeline, "bucket 0", 0) == {0: (0, 10), 1: (0, 10)}
+    assert times_ms(timeline, "bucket 1", 0) == {0: (0, 30), 1: (10, 30)}
+    assert times_ms(timeline, "bucket 2", 0) == {0: (20, 40), 1: (20, 40)}
+    (note,) = [one for one in notes(timeline) if "ended" in one]
+    assert note.startswith("when 6 collectives ended is not recorded: the last before a step")
+
+
+def test_collectives_that_no_step_follows_end_where_the_last_rank_came(tmp_path):
+    entries = [entry(1, 0, 10), entry(2, 60, 10)]
+    ranks = [recorded(rank, entries, [(40, 50)]) for rank in (0, 1)]
+    timeline = read_timeline(write(tmp_path, "rank-", ranks))
+    assert {s.duration_s for s in timeline.spans if s.iteration == 1 and s.nbytes} == {0.0}
+    assert any("when 2 collectives ended is not known" in note for note in notes(timeline))
 
 
 def test_an_iteration_that_is_partly_forgotten_is_left_out(tmp_path):

@@ -134,7 +134,7 @@ def test_a_workload_has_the_units_as_blocks(files):
 def test_explain_names_the_gathers_that_are_exposed(files):
     found = syncopate.explain(*files)
     console = Console(width=200, file=io.StringIO())
-    console.print(found.report())
+    console.print(found.report(), crop=False)
     text = " ".join(console.file.getvalue().split())
     assert "gathers that computation does not hide: 4 of 4, 21.00 ms" in text
     assert "of blocks.1 6.00 ms" in text

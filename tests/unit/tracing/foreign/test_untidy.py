@@ -144,6 +144,16 @@ def test_windows_of_one_rank_are_put_behind_each_other(tmp_path):
     ]
 
 
+def test_of_two_trainings_in_one_folder_the_last_is_read(tmp_path):
+    """The second counts its steps anew; of its rank 2 there is nothing."""
+    earlier = [profile(rank, _iteration(0, mark=3), world_size=3) for rank in (0, 1, 2)]
+    later = [profile(rank, _iteration(900, mark=3)) for rank in (0, 1)]
+    timeline = read_timeline(write(tmp_path, "host_17.", [*earlier, *later]))
+    assert (timeline.world_size, {span.rank for span in timeline.spans}) == (2, {0, 1})
+    assert times_ms(timeline, "forward", 3)[0] == (0, 10)
+    assert any("traces of 2 runs; this is the one that began last" in n for n in notes(timeline))
+
+
 def test_a_rank_without_steps_of_the_profiler_is_numbered_as_the_others(tmp_path):
     marked = [row for n in (5, 6, 7) for row in _iteration(100 * n, mark=n)]
     bare = [row for n in (5, 6, 7) for row in _iteration(100 * n)]

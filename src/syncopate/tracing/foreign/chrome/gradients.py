@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice, zip_longest
 
 import msgspec
 
@@ -32,21 +34,42 @@ def gradients_of(events: Iterable[Event], phases: Sequence[Work]) -> tuple[Seen,
     accumulated = sorted(
         (event for event in events if event.name == ACCUMULATED), key=lambda event: event.end_ns
     )
-    backwards = [work for work in phases if work.lane == "backward" and work.end_ns > work.start_ns]
-    found: list[list[Seen]] = [[] for _ in backwards]
-    place = 0
-    for event in accumulated:
-        while place < len(backwards) and event.start_ns > backwards[place].end_ns:
-            place += 1
-        if place == len(backwards) or event.start_ns < backwards[place].start_ns:
-            continue
-        back = backwards[place]
-        done = (event.end_ns - back.start_ns) / (back.end_ns - back.start_ns)
-        seen = _seen(event, min(done, 1.0))
-        if seen is None:
-            return ()
-        found[place].append(seen)
+    found: list[list[Seen]] = []
+    for before_ns, back in _last_backwards(phases):
+        found.append([])
+        whole_ns = before_ns + back.end_ns - back.start_ns
+        begin = bisect_left(accumulated, back.start_ns, key=lambda event: event.end_ns)
+        for event in islice(accumulated, begin, None):
+            if event.start_ns > back.end_ns:
+                break
+            if event.start_ns < back.start_ns:
+                continue
+            done = (before_ns + event.end_ns - back.start_ns) / whole_ns
+            seen = _seen(event, min(done, 1.0))
+            if seen is None:
+                return ()
+            found[-1].append(seen)
     return usual(found)
+
+
+def _last_backwards(phases: Sequence[Work]) -> Iterator[tuple[int, Work]]:
+    """Yield the last backward before each step, and how long those before it took.
+
+    Where gradients accumulate over several, that is the one after which they travel. Where no step
+    follows, each counts by itself.
+    """
+    own = [work for work in phases if work.lane == "update" or work.end_ns > work.start_ns]
+    own = [work for work in own if work.lane in ("update", "backward")]
+    stepping = any(work.lane == "update" for work in own)
+    before_ns = 0
+    for work, after in zip_longest(own, own[1:]):
+        if work.lane == "update":
+            continue
+        if not stepping or (after is not None and after.lane == "update"):
+            yield before_ns, work
+            before_ns = 0
+        else:
+            before_ns += work.end_ns - work.start_ns
 
 
 def _seen(event: Event, done: float) -> Seen | None:

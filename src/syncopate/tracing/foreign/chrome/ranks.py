@@ -2,7 +2,8 @@
 
 A trace says its rank where the profiler ran after the process group was made. Else the name of the
 file has to: ``rank3.json``, or the one number in which the names differ. Several files of one rank
-are windows of its training where they lie one behind the other.
+are windows of its training where they lie one behind the other, and the profiler goes on counting its
+steps. Where it begins anew, as in a folder in which two trainings wrote, the last one is read.
 
 A rank whose profiler did not number its iterations counts them from 0. Beside others it takes the
 numbers that these have at the same times.
@@ -94,7 +95,33 @@ def _joined(files: Sequence[Named]) -> list[RankTrace]:
     by_rank: dict[int, list[Named]] = defaultdict(list)
     for path, trace in files:
         by_rank[trace.rank].append((path, trace))
-    return [_windows(sorted(own, key=lambda one: _extent(one[1]))) for own in by_rank.values()]
+    runs = [_runs(sorted(own, key=lambda one: _extent(one[1]))) for own in by_rank.values()]
+    several = max(map(len, runs))
+    begin_ns = max(_extent(own[-1][0][1])[0] for own in runs) if several > 1 else 0
+    last = [own[-1] for own in runs if _extent(own[-1][-1][1])[1] >= begin_ns]
+    found = [_windows(own) for own in last]
+    if several > 1:
+        note = f"there are traces of {several} runs; this is the one that began last"
+        found[0] = found[0]._replace(notes=(*found[0].notes, note))
+    return found
+
+
+def _runs(files: Sequence[Named]) -> list[list[Named]]:
+    """Return the windows of a rank by the training that they are of, in order."""
+    found: list[list[Named]] = []
+    for path, trace in files:
+        before = found[-1][-1][1] if found else None
+        if before is None or (
+            before.numbered
+            and trace.numbered
+            and before.marks
+            and trace.marks
+            and trace.marks[0][1] <= before.marks[-1][1]
+            and _extent(trace)[0] >= _extent(before)[1]
+        ):
+            found.append([])
+        found[-1].append((path, trace))
+    return found
 
 
 def _windows(files: Sequence[Named]) -> RankTrace:
