@@ -23,10 +23,11 @@ from syncopate.output import Progress, write_output
 from syncopate.reports.pages.evidence import Evidence, Price, messages
 from syncopate.reports.pages.page import require_html
 from syncopate.reports.pages.run import run_page as page_of
-from syncopate.runs.best_plan import against_the_best, at_pace
+from syncopate.runs.best_plan import at_pace, with_the_best
 from syncopate.runs.defaults import LAST
 from syncopate.runs.reading import Source, latest, read
 from syncopate.simulation import simulate
+from syncopate.simulation.timeline import stood_in
 
 _FRAME_PIXELS = 700
 """How high a page is in a notebook."""
@@ -134,20 +135,23 @@ def run_page(
     """
     _require_fit(timeline, cluster, plan)
     found, why, best, expected = None, "", None, None
+    left_out: list[str] = []
     try:
         found = explanation(timeline, cluster, trips)
     except InvalidValueError as error:
         why = str(error)
     if found is not None and workload is not None and cluster is not None:
         if plan is not None:
-            expected = _played(timeline, found, workload, cluster, plan)
-        found, best = against_the_best(timeline, found, workload, cluster)
+            expected, told = _played(timeline, found, workload, cluster, plan)
+            left_out += told
+        found, best, told = with_the_best(timeline, found, workload, cluster)
+        left_out += told
     return page_of(
         Evidence(
             timeline=timeline,
             explanation=found,
             unexplained=why,
-            remarks=remarks,
+            remarks=(*remarks, *left_out),
             cluster=cluster,
             plan=plan,
             best=best,
@@ -171,10 +175,17 @@ def _require_fit(timeline: Timeline, cluster: Cluster | None, plan: Plan | None)
 
 def _played(
     timeline: Timeline, found: Explanation, workload: Workload, cluster: Cluster, plan: Plan
-) -> Timeline:
-    """Return the plan, played at the pace of the training for a period and the one before."""
+) -> tuple[Timeline | None, tuple[str, ...]]:
+    """Return the plan, played at the pace of the training for a period and the one before.
+
+    Beside it what else has to be said; of a plan with an algorithm that there is not, that alone.
+    """
     trained = at_pace(timeline, found, workload)
-    return simulate(trained, plan, cluster, iterations=1 + max(2, 2 * plan.pull_period))
+    try:
+        told = stood_in(plan, cluster)
+    except UnknownNameError as error:
+        return None, (f"the plan is not compared with what came: {error}",)
+    return simulate(trained, plan, cluster, iterations=1 + max(2, 2 * plan.pull_period)), told
 
 
 def _prices(timeline: Timeline, cluster: Cluster) -> dict[tuple[str, str], tuple[Price, ...]]:

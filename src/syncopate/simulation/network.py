@@ -43,13 +43,13 @@ from syncopate.artifacts.level import Level
 from syncopate.artifacts.plan import EXCHANGES, Plan
 from syncopate.costs.model.collective import fixed_cost
 from syncopate.costs.model.functions import CostFunction, Costs, Envelope, LinearCost, VariantCost
+from syncopate.costs.model.unmeasured import for_native
 from syncopate.costs.schedule.links import rank_units
 from syncopate.costs.schedule.messages import IntArray
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.recipe import NATIVE, SERVERS
 
 _SUMMED = "all_reduce"
-_STANDS_IN = "ring"
 """Whose price tells how the backend's own is stretched."""
 
 
@@ -86,7 +86,8 @@ def _stretched(curve: CollectiveCurve, cluster: Cluster, loaded: Cluster) -> Col
     """Return a curve whose samples last longer, as the price of its schedule does."""
 
     def factor(nbytes: int, options: Mapping[str, Any]) -> float:
-        name = _STANDS_IN if curve.algorithm == NATIVE else curve.algorithm
+        name = curve.algorithm
+        name = for_native(curve.collective) if name == NATIVE else name
         told = {} if curve.algorithm == NATIVE else options
         before_s, after_s = (
             float(fixed_cost(one, curve.collective, name, told)(nbytes))

@@ -21,12 +21,13 @@ from syncopate.costs.model.training import (
     beside_s,
     on_the_wire,
     plan_costs,
+    stand_ins,
     weight_sync_s,
 )
 from syncopate.errors import InvalidValueError
 from syncopate.recipe import SERVERS, Recipe, wire_share
 from syncopate.simulation.fluid import Collective
-from syncopate.simulation.fsdp.traffic import unit_traffic
+from syncopate.simulation.fsdp.traffic import groups_of, unit_traffic
 from syncopate.simulation.iteration import Iteration, play_several
 from syncopate.simulation.layout import Closing
 from syncopate.simulation.local_sgd import averages_of, play_average
@@ -94,6 +95,20 @@ def simulate(
             **({"variation": str(variation)} if variation and str(variation) else {}),
         },
     )
+
+
+def stood_in(plan: Plan, cluster: Cluster) -> tuple[str, ...]:
+    """Return what is simulated by another algorithm's price than its own, a sentence each.
+
+    Args:
+        plan: whose algorithms count.
+        cluster: on which not all of them may have a price.
+
+    Raises:
+        UnknownNameError: an algorithm that is registered nowhere.
+    """
+    there = cluster if plan.sharding is None else groups_of(cluster, plan.sharding.ranks).inner
+    return tuple(one.told for one in stand_ins(there, plan))
 
 
 def _played(

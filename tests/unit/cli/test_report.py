@@ -9,8 +9,11 @@ import sys
 import pytest
 from msgspec.structs import replace
 
+import syncopate
 from syncopate.cli import main
+from syncopate.errors import UnknownNameError
 from syncopate.planning.planner import make_plan
+from syncopate.runs import best_plan
 from syncopate.simulation import simulate
 from syncopate.tracing.foreign import NOTE
 from tests.unit import examples
@@ -115,3 +118,31 @@ def test_of_a_long_timeline_the_last_iterations_are_looked_at(report, tmp_path):
     assert "the last 5 iterations are looked at" in err
     assert "<li>the last 5 iterations are looked at, from iteration 4 on</li>" in page
     assert "2 ranks, 5 iterations" in " ".join(page.split())
+
+
+def test_an_algorithm_without_a_price_vetoes_no_page(report, files, monkeypatch):
+    workload, cluster, plan, trained = files
+    text = plan.read_text()
+    assert '"ring"' in text
+    plan.write_text(text.replace('"ring"', '"native"'))
+    code, page, err = report(trained, "-w", workload, "-c", cluster, "-p", plan)
+    assert code == 0, err
+    assert re.search(
+        "<li>native for all_reduce was not measured .*: ring stands in for it</li>", page
+    )
+    assert page.count('class="meant"') == 1
+    plan.write_text(text.replace('"ring"', '"rign"'))
+    code, page, err = report(trained, "-w", workload, "-c", cluster, "-p", plan)
+    assert code == 0, err
+    assert "<li>the plan is not compared with what came: unknown algorithm" in page
+    assert 'class="meant"' not in page
+
+    def unpriced(*_args):
+        raise UnknownNameError("algorithm", "rign", ["ring"])
+
+    monkeypatch.setattr(best_plan, "against_the_best", unpriced)
+    code, page, err = report(trained, "-w", workload, "-c", cluster)
+    assert code == 0, err
+    assert "<li>the best plan is not known: unknown algorithm" in page
+    found = syncopate.explain(trained, workload=workload, cluster=cluster)
+    assert found.remarks[-1].startswith("the best plan is not known: unknown algorithm")

@@ -110,12 +110,15 @@ def test_measured_curves_are_believed() -> None:
     assert costs.bucket([10]) == ("native", {}, 2.0)
     # Another collective was not measured here, and is priced.
     assert collective_costs(cluster, "all_gather").names == candidates("all_gather", cluster)
-    with pytest.raises(UnknownNameError, match="known: native, ring"):
+    with pytest.raises(UnknownNameError, match="known here: native, ring"):
         collective_costs(cluster, names=("binary_tree",))
 
 
 def test_native_has_no_price() -> None:
-    with pytest.raises(UnknownNameError, match="'native' for all_reduce on 'flat'"):
+    rule = (
+        r"'native' was not measured for all_reduce on 'flat', and has no formula; known here: ring"
+    )
+    with pytest.raises(UnknownNameError, match=rule):
         collective_costs(FLAT, names=("native",))
 
 

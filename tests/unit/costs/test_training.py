@@ -90,7 +90,9 @@ def test_what_was_measured_is_believed_and_names_are_checked() -> None:
     assert float(training_costs(both, BYTES, ("ring",), "reduce_scatter")(MIB)) == pytest.approx(
         2 * float(fixed_cost(FLAT, "reduce_scatter", "ring", {})(MIB))
     )
-    with pytest.raises(UnknownNameError, match=r"unknown algorithm 'native' for reduce"):
+    with pytest.raises(
+        UnknownNameError, match=r"algorithm 'native' was not measured for reduce on"
+    ):
         training_costs(cluster, BYTES, (NATIVE,), "reduce")
     with pytest.raises(UnknownNameError, match=r"unknown exchange 'shared'; known: allreduce"):
         exchange_costs(cluster, BYTES, "shared")

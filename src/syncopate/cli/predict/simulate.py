@@ -11,13 +11,14 @@ from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import Plan
 from syncopate.artifacts.workload import Workload
 from syncopate.cli.common import conditions
-from syncopate.cli.common.console import out, require_outputs, say_written
+from syncopate.cli.common.console import note, out, require_outputs, say_written
 from syncopate.cli.common.machines import machines_option, say_unlike
 from syncopate.cli.common.options import grouped
 from syncopate.cli.common.workloads import workload_option
 from syncopate.units import format_seconds
 
 if TYPE_CHECKING:
+    from syncopate.costs.model.functions import Costs
     from syncopate.simulation import Variation
 
 
@@ -45,9 +46,9 @@ def simulate(
 ) -> None:
     """Play the first iterations of a training by a plan on a cluster. Needs no ranks and no torch.
 
-    The timeline has the form of a measured one: spans of every rank. Ranks that do the
-    same have theirs once. Where ranks differ, a collective begins when the slowest has
-    come to it, and the others wait: `syncopate analyze` and `explain` show for whom.
+    The timeline has the form of a measured one: spans of every rank. Ranks that do the same have
+    theirs once. Where ranks differ, a collective begins when the slowest has come to it, and the
+    others wait: `syncopate analyze` and `explain` show for whom.
 
     For example:
 
@@ -76,6 +77,7 @@ def simulate(
     say_unlike(work, cluster)
     failures, variation = fails.of(cluster), varied.variation()
     there, costs = network.of(cluster, given)
+    _say_stood_in(given, there, costs)
     played = play(work, given, there, costs=costs, iterations=iterations, variation=variation)
     played.save(output)
     told = out(beside=output)
@@ -86,6 +88,14 @@ def simulate(
         report = conditions.goodput_report(failures, last_iteration_s(played), variation.seed)
         told.print(report, soft_wrap=True, highlight=False)
     say_written(output)
+
+
+def _say_stood_in(plan: Plan, cluster: Cluster, costs: Costs | None) -> None:
+    """Note which algorithms of a plan have the price of another one."""
+    from syncopate.simulation.timeline import stood_in
+
+    for text in stood_in(plan, cluster) if costs is None else ():
+        note(text)
 
 
 def _expected(workload: Workload, plan: Plan, cluster: Cluster, network: conditions.Network) -> str:

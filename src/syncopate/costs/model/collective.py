@@ -117,9 +117,7 @@ def _collective_costs(cluster: Cluster, collective: str, names: tuple[str, ...] 
     wanted = default if names is None else names
     if names is None and not measured and cluster.world_size > 1:
         return Envelope(_competing(cluster, collective, wanted))
-    for name in wanted:
-        if name not in known:
-            raise UnknownNameError("algorithm", name, known, f"{collective} on {cluster.name!r}")
+    require_priced(cluster, collective, wanted, known)
     if cluster.world_size == 1:
         return Envelope(dict.fromkeys(wanted, FREE))
     if measured:
@@ -127,6 +125,42 @@ def _collective_costs(cluster: Cluster, collective: str, names: tuple[str, ...] 
         return Envelope({name: curves[name] for name in wanted})
     price = partial(schedule_cost, cluster, collective)
     return Envelope(priced(wanted, price, every=names is not None))
+
+
+class UnmeasuredError(UnknownNameError):
+    """An algorithm that there is, and that has no price on a cluster.
+
+    Args:
+        collective: what it is an algorithm of.
+        name: the algorithm.
+        cluster: the machines.
+        known: the algorithms that have a price there.
+    """
+
+    def __init__(self, collective: str, name: str, cluster: Cluster, known: Iterable[str]) -> None:
+        super().__init__("algorithm", name, known, collective)
+        known = tuple(known)
+        without = ", and has no formula" if name == NATIVE else ""
+        self.args = (
+            f"algorithm {name!r} was not measured for {collective} on {cluster.name!r}{without}; "
+            f"known here: {', '.join(known)}",
+        )
+
+
+def require_priced(
+    cluster: Cluster, collective: str, names: Iterable[str], known: Sequence[str]
+) -> None:
+    """Refuse algorithms that have no price on a cluster, of which ``known`` have one.
+
+    Raises:
+        UnmeasuredError: there is such an algorithm, without a price there.
+        UnknownNameError: there is none.
+    """
+    for name in names:
+        if name not in known:
+            if name == NATIVE or has(collective, name):
+                raise UnmeasuredError(collective, name, cluster, known)
+            raise UnknownNameError("algorithm", name, known, f"{collective} on {cluster.name!r}")
 
 
 def priced(
@@ -407,8 +441,11 @@ def unequal_factor(
     p, nbytes = cluster.world_size, bounds[-1] * itemsize
     if checked_bounds(bounds, bounds[-1], p) is None:
         return 1.0
-    costs = collective_costs(cluster, recipe.collective, (recipe.algorithm,))
-    even = costs.of(recipe.algorithm).fixed(recipe.options)
+    try:
+        costs = collective_costs(cluster, recipe.collective, (recipe.algorithm,))
+        even = costs.of(recipe.algorithm).fixed(recipe.options)
+    except UnmeasuredError:  # another stands in for it, and its own schedule is what is compared
+        even = fixed_cost(cluster, recipe.collective, recipe.algorithm, recipe.options)
     even_s = float(even(nbytes))
     schedule = build(recipe.collective, recipe.algorithm, p, recipe.root, **recipe.options)
     ratio, least_s = _unequal(cluster, schedule, bounds, itemsize)

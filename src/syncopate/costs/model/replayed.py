@@ -25,12 +25,11 @@ from syncopate.artifacts.timelines.network import Message, Price
 from syncopate.costs.model.bound import served_s_per_byte
 from syncopate.costs.model.collective import collective_costs, schedule_cost
 from syncopate.costs.model.functions import CostFunction
+from syncopate.costs.model.unmeasured import for_native
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.recipe import NATIVE
-from syncopate.schedules.registry import ALGORITHMS, algorithms, collectives, has
+from syncopate.schedules.registry import algorithms, collectives, has
 
-_STANDS_IN = "ring"
-_ROOTED_STANDS_IN = "mst"
 _TO_SERVERS, _FROM_SERVERS = "send", "receive"
 _TWO_RANKS = ("send", "recv", "receive")
 _ONE_BY_ONE = ("all_to_all", "gather", "scatter")
@@ -155,7 +154,7 @@ def _cost(cluster: Cluster, message: Message) -> CostFunction:
         found = collective_costs(cluster, collective)
         return found.of(name) if name in found.costs else found
     if not known:
-        name = _STANDS_IN if (collective, _STANDS_IN) in ALGORITHMS else _ROOTED_STANDS_IN
+        name = for_native(collective)
     assert name in algorithms(collective)
     return schedule_cost(cluster, collective, name)
 

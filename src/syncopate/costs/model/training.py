@@ -2,7 +2,7 @@
 
 Collectives follow one another there, and what passes one link in a burst passes it once. So every
 byte takes its share of the physical bound at least (``bound.py``), however fast one short
-collective alone was measured.
+collective alone was measured. What was not measured is priced by ``unmeasured.py``.
 
 [Note: one after the other] Calibration measures collectives alone, from agreed starts. A long
 reduce-scatter or all-gather whose ranks turn to other peers from round to round takes longer where
@@ -11,17 +11,6 @@ another one idles. On four hosts at 1 Gbit/s, recursive and hierarchical ones of
 1.12 times what the wire does alone, and 1.32 times one after another; rings took 1.02 to 1.03 times
 (``benchmarks/one_after_another.py``). So on a measured cluster a byte of theirs takes
 ``_AFTER_ANOTHER`` times its share of the bound.
-
-[Note: collectives without measurements] Calibration measures all-reduces unless told to measure
-more. A reduce-scatter or all-gather that was not measured is believed to take its schedule's price,
-times what the measured ring all-reduce takes over its own price at that size. The ring is a
-reduce-scatter and an all-gather by the same messages, one after the other, so what its price leaves
-out, the work of processors and how well a link is filled, its halves share. Reduces and broadcasts
-are chains and trees of the same executor on the same links; the same factor is the best guess there
-is. Beyond the ring's sizes the factor stays what it was at the last. Without a ring another
-schedule that was measured stands in for it. Where the backend's own all-reduce alone was measured,
-the backend carries the other collectives too, and its time is in proportion to the bytes that each
-must send.
 
 [Note: beside gradients] Every backward ends with what ranks have to tell each other: a flag for
 each parameter and some for each rank, and the small buffers of the model. Under ``allreduce`` they
@@ -34,45 +23,24 @@ them meanwhile: a broadcast (MST) of a few bytes. Under ``fsdp`` torch tells not
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
-from typing import Any, NamedTuple
-
-import numpy as np
 
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import EXCHANGES, Plan
 from syncopate.artifacts.workload import Workload
-from syncopate.costs.model.bound import wire_bytes, wire_s
-from syncopate.costs.model.collective import (
-    collective_costs,
-    cost_at_s,
-    fixed_cost,
-    priced,
-    variants,
-)
-from syncopate.costs.model.functions import (
-    CostFunction,
-    Costs,
-    CurveCost,
-    Envelope,
-    PiecewiseCost,
-    VariantCost,
-)
-from syncopate.costs.model.pieces import FloatArray, Pieces
+from syncopate.costs.model.bound import wire_s
+from syncopate.costs.model.collective import cost_at_s
+from syncopate.costs.model.functions import Costs, Envelope
 from syncopate.costs.model.remembered import remembered
 from syncopate.costs.model.served import served_costs
-from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.costs.model.unmeasured import MEASURED_MOST, StandIn, alone_costs, stand_in
+from syncopate.errors import UnknownNameError
 from syncopate.recipe import NATIVE
 from syncopate.schedules.conditions import conditions
-from syncopate.schedules.registry import algorithms, candidates, has, keeps_its_peers
+from syncopate.schedules.registry import keeps_its_peers
 
-_MEASURED_MOST = "all_reduce"
 _AFTER_ANOTHER = 1.3
-_LARGEST_BYTES = 1 << 30
 _ASKED_BYTES = 4
 _SQUARE_BYTES = 4
 
@@ -82,7 +50,7 @@ def training_costs(
     cluster: Cluster,
     nbytes: int,
     names: tuple[str, ...] | None = None,
-    collective: str = _MEASURED_MOST,
+    collective: str = MEASURED_MOST,
 ) -> Envelope:
     """Return what a collective costs in iterations that carry ``nbytes``; see the module.
 
@@ -97,13 +65,13 @@ def training_costs(
         UnknownNameError: no such collective, or an algorithm that was neither measured nor can be
             priced.
     """
+    return _in_training(cluster, nbytes, alone_costs(cluster, collective, names), collective)
+
+
+def _in_training(cluster: Cluster, nbytes: int, found: Envelope, collective: str) -> Envelope:
+    """Return what collectives cost in iterations, of what each costs alone."""
     share = wire_s(cluster, nbytes, collective) / nbytes if nbytes else 0.0
-    measured = {curve.collective for curve in cluster.curves}
-    if cluster.world_size == 1 or collective in measured or _MEASURED_MOST not in measured:
-        found = collective_costs(cluster, collective, names)
-    else:
-        found = _derived(cluster, collective, names)
-    if measured and conditions(collective).sharded:
+    if cluster.curves and conditions(collective).sharded:
         ranks = cluster.world_size
         turning = {name for name in found.names if not keeps_its_peers(collective, name, ranks)}
         found = found.held(turning, _AFTER_ANOTHER * share)
@@ -141,24 +109,56 @@ def exchange_costs(
 def plan_costs(cluster: Cluster, nbytes: int, plan: Plan) -> Costs:
     """Return the costs in training of the algorithms that a plan names, and of no others.
 
+    Where one has no price of its own, another stands in for it (:func:`stand_ins`).
+
     Args:
         cluster: the machines.
         nbytes: of all gradients together.
         plan: whose recipes count.
 
     Raises:
-        UnknownNameError: an algorithm that was neither measured nor can be priced.
+        UnknownNameError: an algorithm that is registered nowhere.
     """
     if EXCHANGES[plan.exchange].asks_servers:
         return served_costs(cluster)
+    return {
+        collective: _named_costs(cluster, nbytes, names, collective)
+        for collective, names in _named(plan).items()
+    }
+
+
+@remembered
+def _named_costs(
+    cluster: Cluster, nbytes: int, names: tuple[str, ...], collective: str
+) -> Envelope:
+    """Return what algorithms cost in iterations, where need be as what stands in for them."""
+    alone = {name: stand_in(cluster, collective, name).cost for name in names}
+    return _in_training(cluster, nbytes, Envelope(alone), collective)
+
+
+def stand_ins(cluster: Cluster, plan: Plan) -> tuple[StandIn, ...]:
+    """Return what stands in for those algorithms of a plan that have no price on a cluster.
+
+    Args:
+        cluster: the machines that carry out the plan's collectives.
+        plan: whose recipes count.
+
+    Raises:
+        UnknownNameError: an algorithm that is registered nowhere.
+    """
+    if EXCHANGES[plan.exchange].asks_servers:
+        return ()
+    found = [stand_in(cluster, c, name) for c, names in _named(plan).items() for name in names]
+    return tuple(one for one in found if one.by)
+
+
+def _named(plan: Plan) -> dict[str, tuple[str, ...]]:
+    """Return the algorithms that a plan names, by collective."""
     names: defaultdict[str, dict[str, None]] = defaultdict(dict)
     for bucket in plan.buckets:
         for _, recipe in bucket.recipes:
             names[recipe.collective][recipe.algorithm] = None
-    return {
-        collective: training_costs(cluster, nbytes, tuple(found), collective)
-        for collective, found in names.items()
-    }
+    return {collective: tuple(found) for collective, found in names.items()}
 
 
 def weight_sync_s(cluster: Cluster, nbytes: int, costs: Costs | None = None) -> float:
@@ -198,7 +198,7 @@ def beside_s(cluster: Cluster, workload: Workload, exchange: str, share: float =
     if workload.buffers_nbytes:
         asked_s = cost_at_s(cluster, "broadcast", "mst", _ASKED_BYTES)
     if EXCHANGES[exchange].pull:
-        alone_s = cost_at_s(cluster, _MEASURED_MOST, "recursive_doubling", nbytes)
+        alone_s = cost_at_s(cluster, MEASURED_MOST, "recursive_doubling", nbytes)
         return asked_s + max(alone_s, wire_s(cluster, nbytes))
     gradients = workload.nbytes
     riding_s = wire_s(cluster, share * (gradients + nbytes)) - wire_s(cluster, share * gradients)
@@ -218,81 +218,3 @@ def on_the_wire(costs: Costs, share: float, exchange: str = "") -> Costs:
         name: envelope.narrowed(share) if everything or conditions(name).reduces else envelope
         for name, envelope in costs.items()
     }
-
-
-class _Shown(NamedTuple):
-    """How a measured all-reduce relates to the price of its schedule.
-
-    Attributes:
-        sizes: bytes, ascending, > 0.
-        factors: measured seconds over the price, at each of them.
-    """
-
-    sizes: FloatArray
-    factors: FloatArray
-
-    def correct(self, cost: CostFunction) -> PiecewiseCost:
-        """Return a cost times the factor: chords between sizes at most a factor of two apart."""
-        powers = 2.0 ** np.arange(2, int(_LARGEST_BYTES).bit_length())
-        sizes = np.union1d(powers, self.sizes)
-        factors = np.interp(np.log(sizes), np.log(self.sizes), self.factors)
-        seconds = np.maximum.accumulate(cost(sizes) * factors)
-        slopes = np.concatenate(([0.0], np.diff(seconds) / np.diff(sizes)))
-        slopes = np.append(slopes, slopes[-1])
-        anchors, levels = np.append(sizes[:1], sizes), np.append(seconds[:1], seconds)
-        return PiecewiseCost(
-            Pieces.of(np.append(sizes, math.inf), levels - slopes * anchors, slopes)
-        )
-
-
-@remembered
-def _shown(cluster: Cluster) -> _Shown | None:
-    """Return what the measured all-reduces show of prices; None where none has a schedule."""
-    measured = collective_costs(cluster).costs
-    for name in sorted(measured, key=lambda name: name != "ring"):
-        cost = measured[name]
-        if not has(_MEASURED_MOST, name) or not isinstance(cost, CurveCost):
-            continue
-        least, most = max(min(cost.sizes), 4), max(cost.sizes)
-        powers = 2.0 ** np.arange(math.log2(least), math.log2(most) + 1)
-        sizes = np.unique([*(n for n in cost.sizes if n >= 4), *powers[powers <= most]])
-        try:
-            price = fixed_cost(cluster, _MEASURED_MOST, name, dict(cost.options(most)))
-        except (InvalidValueError, UnknownNameError):
-            # Measured by another version, with options that this one does not take.
-            continue
-        priced_s = price(sizes)
-        if len(sizes) and (priced_s > 0).all():
-            return _Shown(sizes, cost(sizes) / priced_s)
-    return None
-
-
-def _derived(cluster: Cluster, collective: str, names: tuple[str, ...] | None) -> Envelope:
-    """Return the costs of a collective that was not measured beside all-reduces that were."""
-    shown = _shown(cluster)
-    known = (NATIVE,) if shown is None else algorithms(collective, names or ())
-    default = (NATIVE,) if shown is None else candidates(collective, cluster)
-    wanted = default if names is None else names
-    for name in wanted:
-        if name not in known:
-            raise UnknownNameError("algorithm", name, known, f"{collective} on {cluster.name!r}")
-    if shown is None:
-        ways = [wire_bytes(cluster.world_size, 1.0, c) for c in (collective, _MEASURED_MOST)]
-        pieces = collective_costs(cluster).of(NATIVE).pieces.times(ways[0] / ways[1])
-        return Envelope(dict.fromkeys(wanted, PiecewiseCost(pieces)))
-    price = partial(_corrected, cluster, collective)
-    return Envelope(priced(wanted, price, every=names is not None))
-
-
-@remembered
-def _corrected(cluster: Cluster, collective: str, algorithm: str) -> VariantCost:
-    """Return the price of an algorithm as corrected, with the best of its options at every size."""
-    shown = _shown(cluster)
-    assert shown is not None
-
-    def price(options: Mapping[str, Any]) -> CostFunction:
-        assert shown is not None
-        return shown.correct(fixed_cost(cluster, collective, algorithm, options))
-
-    found = [(options, price(options)) for options in variants(cluster, collective, algorithm)]
-    return VariantCost(found, price)

@@ -72,6 +72,18 @@ def test_the_network_may_carry_more_and_add(play):
     assert summed.duration_s < plain.duration_s < busy.duration_s < slow.duration_s
 
 
+def test_another_algorithm_stands_in_for_one_without_a_price(run):
+    """A plan of the backend's own algorithm, on a network where that was not measured."""
+    planned = "plan -w workload.json -c cluster.json --exchange allreduce --algorithm ring"
+    assert run(f"{planned} -o plan.json")[0] == 0
+    _, expected, _ = run(PLAY.replace("-c cluster.json", "--network 10gbe --nodes 4"))
+    text = Path("plan.json").read_text()
+    Path("plan.json").write_text(text.replace('"ring"', '"native"'))
+    code, out, err = run(PLAY.replace("-c cluster.json", "--network 10gbe --nodes 4"))
+    assert (code, out) == (0, expected), err
+    assert "note: native for all_reduce was not measured on '4 nodes, 10gbe': ring stands" in err
+
+
 def test_failures_give_a_goodput_by_formula_and_drawn(play):
     timeline, out = play("--iterations 1 --mtbf 2d --checkpoint-cost 20s --restart 0s --seed 3")
     told = re.search(r"goodput (\S+)%: an iteration takes (.*) in the mean; simulated (\S+)%", out)
