@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import os
 import platform
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from syncopate.calibration.curves import (
 )
 from syncopate.calibration.interference import Load, measure_interference
 from syncopate.calibration.message_overhead import handling_of
+from syncopate.calibration.partial import begun
 from syncopate.calibration.probing import Network, probed
 from syncopate.calibration.racks.discovery import discover, measure_racks
 from syncopate.calibration.racks.table import read_groups
@@ -112,22 +112,18 @@ class _Effort:
 
 
 def _measure(communicator: Communicator, effort: _Effort, progress: Progress | None) -> Cluster:
-    start_s = time.perf_counter()
+    taken = begun(communicator)
     before_curves, before_load = DISCOVERY_SHARE + NETWORK_SHARE, 1 - effort.interference_share
-    where = _located(communicator, effort, part(progress, 0.0, DISCOVERY_SHARE))
-    bare = measure_network(
-        communicator,
-        where,
-        budget_s=effort.budget_s * NETWORK_SHARE,
-        progress=part(progress, DISCOVERY_SHARE, before_curves),
-    ).cluster
+    if taken.network is None:
+        taken.network = _network(communicator, effort, progress)
+    bare = taken.network
     if communicator.detector is not None:
         communicator.detector.expect(bare)
     curves: list[Curves] = []
     for index, collective in enumerate(effort.algorithms):
         share = (before_load - before_curves) / len(effort.algorithms)
         begin = before_curves + index * share
-        spent_s = communicator.broadcast_object(time.perf_counter() - start_s)
+        spent_s = communicator.broadcast_object(taken.spent_s)
         left_s = effort.budget_s * before_load - spent_s
         names = effort.algorithms[collective]
         names = names or (registry.NATIVE, *registry.candidates(collective, bare))
@@ -139,8 +135,9 @@ def _measure(communicator: Communicator, effort: _Effort, progress: Progress | N
                 told,
                 priced(communicator, bare, collective, told),
                 budget_s=left_s / (len(effort.algorithms) - index),
-                shared_clock=len(set(where.hosts)) == 1,
+                shared_clock=len(set(bare.hosts)) == 1,
                 progress=part(progress, begin, begin + share),
+                points=taken.points.setdefault(collective, {}),
             )
         )
     measured = [curve for found in curves for curve in found.curves]
@@ -150,16 +147,27 @@ def _measure(communicator: Communicator, effort: _Effort, progress: Progress | N
         budget_s=effort.budget_s * effort.interference_share,
         progress=part(progress, before_load, 1.0),
     )
-    elapsed_s = time.perf_counter() - start_s
+    elapsed_s = taken.spent_s
     cluster = structs.replace(
         bare,
         curves=tuple(measured),
         interference=interference,
-        metadata=_facts(communicator, where, curves)
+        metadata=_facts(communicator, bare.hosts, curves)
         | ({} if effort.racks is None else {"racks": f"as {effort.racks} says"})
         | {BUDGET: f"{effort.budget_s:g}", ELAPSED: f"{elapsed_s:.2f}"},
     )
     return structs.replace(cluster, warnings=doubts(cluster))
+
+
+def _network(communicator: Communicator, effort: _Effort, progress: Progress | None) -> Cluster:
+    """Return the measured network, without curves: who sits where, and the links."""
+    where = _located(communicator, effort, part(progress, 0.0, DISCOVERY_SHARE))
+    return measure_network(
+        communicator,
+        where,
+        budget_s=effort.budget_s * NETWORK_SHARE,
+        progress=part(progress, DISCOVERY_SHARE, DISCOVERY_SHARE + NETWORK_SHARE),
+    ).cluster
 
 
 def measure_network(
@@ -255,11 +263,13 @@ def _loads(curves: Sequence[CollectiveCurve]) -> list[Load]:
     return list(loads.values())
 
 
-def _facts(communicator: Communicator, where: Topology, curves: Sequence[Curves]) -> dict[str, str]:
+def _facts(
+    communicator: Communicator, hosts: Sequence[str], curves: Sequence[Curves]
+) -> dict[str, str]:
     facts = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "ranks": str(communicator.world_size),
-        "hosts": str(len(set(where.hosts))),
+        "hosts": str(len(set(hosts))),
         "backend": str(dist.get_backend_config()),
         "torch": str(torch.__version__),
         "python": platform.python_version(),
@@ -268,7 +278,7 @@ def _facts(communicator: Communicator, where: Topology, curves: Sequence[Curves]
         "threads": str(torch.get_num_threads()),
     }
     if any(found.curves for found in curves):
-        one_host = len(set(where.hosts)) == 1
+        one_host = len(set(hosts)) == 1
         facts["samples"] = "barrier-separated; " + (
             "from the last rank's start to the last rank's end"
             if one_host

@@ -206,6 +206,7 @@ def measure_curves(
     budget_s: float,
     shared_clock: bool,
     progress: Progress | None = None,
+    points: dict[str, dict[int, CurvePoint]] | None = None,
 ) -> Curves:
     """Measure a collective; alike on all ranks.
 
@@ -217,6 +218,8 @@ def measure_curves(
         budget_s: about how long to take; the first few sizes are always measured.
         shared_clock: whether all ranks read one clock, see [Note: what one sample is].
         progress: called before every size.
+        points: what was measured earlier, of the same ranks with the same options; it is not
+            measured again, and each size is added to it.
 
     Raises:
         CalibrationError: an algorithm returned a wrong result.
@@ -225,9 +228,13 @@ def measure_curves(
         return Curves(collective)
     sizes = sorted({size for by_size in options.values() for size in by_size})
     bench = _Bench(communicator, collective, shared_clock)
-    points: Points = {name: {} for name in options}
+    points = {} if points is None else points
+    for name in options:
+        points.setdefault(name, {})
     for index, nbytes in enumerate(coarse_first(sizes)):
         say(progress, f"{collective} {format_bytes(nbytes)}", index / len(sizes))
+        if any(nbytes in curve for curve in points.values()):
+            continue
         left_s = budget_s - bench.elapsed_s()
         names = [n for n in options if nbytes in options[n] and not hopeless(n, points)]
         names = promising(names, points, nbytes, expected)
@@ -242,11 +249,13 @@ def measure_curves(
         samples_s = bench.check(nbytes, here)
         if not once:
             samples_s = bench.sample(nbytes, here, left_s / (len(sizes) - index))
-        for name in names:
-            told = {key: value for key, value in here[name].items() if key != ORDER}
-            points[name][nbytes] = CurvePoint(
-                nbytes=nbytes, samples_s=tuple(samples_s[name]), options=told
-            )
+        found = {name: _point(nbytes, samples_s[name], here[name]) for name in names}
+        # In one call, between whose parts no signal is handled: what ends it finds whole sizes.
+        points.update({name: {**points[name], nbytes: point} for name, point in found.items()})
+    return _curves(collective, options, expected, points)
+
+
+def _curves(collective: str, options: Options, expected: Prices, points: Points) -> Curves:
     counts = {p.nbytes: len(p.samples_s) for curve in points.values() for p in curve.values()}
     return Curves(
         collective,
@@ -256,6 +265,11 @@ def measure_curves(
         left_out=_left_out(points, options, expected),
         repetitions=dict(sorted(counts.items())),
     )
+
+
+def _point(nbytes: int, samples_s: Sequence[float], options: Mapping[str, Any]) -> CurvePoint:
+    told = {key: value for key, value in options.items() if key != ORDER}
+    return CurvePoint(nbytes=nbytes, samples_s=tuple(samples_s), options=told)
 
 
 def coarse_first(sizes: Sequence[int]) -> list[int]:

@@ -30,13 +30,13 @@ def main() -> int:
     """Run the command line on ``sys.argv``; return the exit code.
 
     0 is success, 2 a wrong value, name or file, 1 any other refusal, 130 an interrupt, 143 SIGTERM
-    to what keeps what it has.
+    to long work.
     """
     _show_what_cannot_be_encoded()
     try:
         return _run()
     except KeyboardInterrupt as interrupt:  # while packages are still being imported, too
-        return int(getattr(interrupt, "exit_code", INTERRUPTED))  # another after SIGTERM
+        return _ended(interrupt)
     except SyncopateError as error:
         refusal = error
         cause: Exception = error
@@ -77,8 +77,21 @@ def _run() -> int:
     try:
         app(prog_name="syncopate")
     except SystemExit as finished:
+        interrupt = getattr(finished.__context__, "__cause__", None)
+        if isinstance(interrupt, KeyboardInterrupt):  # of which Typer makes 130, whichever it was
+            return _ended(interrupt)
         return finished.code if isinstance(finished.code, int) else int(finished.code is not None)
     return 0
+
+
+def _ended(interrupt: BaseException) -> int:
+    """Return the exit code of what a signal ended; of SIGTERM, say that it was that, once."""
+    code = int(getattr(interrupt, "exit_code", INTERRUPTED))
+    of_several = "SYNCOPATE_RENDEZVOUS" in os.environ or os.environ.get("RANK", "0") != "0"
+    if code != INTERRUPTED and not of_several:
+        with suppress(OSError):
+            print("ended by SIGTERM", file=sys.stderr)
+    return code
 
 
 def _report(refusal: SyncopateError) -> None:

@@ -23,13 +23,16 @@ from syncopate.artifacts.results.benchmark import (
 from syncopate.cli.common import ranks
 from syncopate.cli.common.console import (
     ProgressFunction,
+    err,
     is_leader,
+    note,
     out,
-    progress_bar,
+    remark,
     require_outputs,
     say_json,
     say_written,
 )
+from syncopate.cli.common.ending import code_of, ended_once
 from syncopate.cli.common.machines import load_cluster
 from syncopate.cli.common.options import grouped, items
 from syncopate.errors import CalibrationError, InvalidValueError
@@ -164,9 +167,7 @@ def bench(
     known = load_cluster(cluster) if cluster is not None and is_leader() else None
     ranks.start_if_asked(where.local)
     ranks.require_ranks("bench")
-    bar = progress_bar(f"measuring {sweep.collective}")
-    with ranks.joined(device=where.device) as communicator, bar as progress:
-        benchmark = _measure(communicator, sweep, how, known, progress, output=results["output"])
+    benchmark = _measure_or_keep(where.device, sweep, how, known, results)
     if is_leader():
         _show(benchmark, **results)
     if benchmark.wrong:
@@ -188,6 +189,26 @@ def _require_peers(against: Sequence[str], device: str) -> None:
         raise CalibrationError(f"MPI cannot be used here: mpi4py is not installed; {MPI_NEEDED}")
 
 
+def _measure_or_keep(
+    device: str, sweep: Sweep, effort: Effort, known: Cluster | None, results: dict[str, Any]
+) -> Benchmark:
+    """Join the ranks and measure; the sizes that were measured when it is ended are kept.
+
+    Raises:
+        typer.Exit: it was ended.
+    """
+    rows = _Rows(len(sweep.counts), results["output"])
+    with ended_once() as ending:
+        bar = ending.progress_bar(f"measuring {sweep.collective}")
+        try:
+            with ranks.joined(device=device) as communicator, bar as progress:
+                return _measure(communicator, sweep, effort, known, progress, rows=rows)
+        except KeyboardInterrupt as interrupt:
+            if is_leader():
+                _show_ended(rows, results)
+            raise typer.Exit(code_of(interrupt)) from None
+
+
 def _measure(
     communicator: Communicator,
     sweep: Sweep,
@@ -195,9 +216,9 @@ def _measure(
     known: Cluster | None,
     progress: ProgressFunction,
     *,
-    output: Path,
+    rows: _Rows,
 ) -> Benchmark:
-    """Measure; after each size rank 0 writes what there is, unless that is to be printed."""
+    """Measure; after each size rank 0 keeps what there is."""
     from syncopate.benchmarking.run import bench as measure
     from syncopate.calibration.calibrate import calibrate
     from syncopate.schedules.registry import AUTO
@@ -206,21 +227,57 @@ def _measure(
     cluster: Cluster | None = communicator.broadcast_object(known)
     if cluster is None and AUTO in sweep.algorithms:
         cluster = calibrate(communicator, collectives=(sweep.collective,), progress=progress)
-    keeps = is_leader() and not is_standard_output(output)
-    keep = (lambda found: _named(found).save(output)) if keeps else None
+    keep = rows.keep if is_leader() else None
     return measure(communicator, sweep, effort, progress, cluster, keep=keep)
 
 
-def _named(benchmark: Benchmark) -> Benchmark:
-    """Return a benchmark that says which command it is of."""
+class _Rows:
+    """What rank 0 has measured so far, size by size.
+
+    Args:
+        count: how many sizes there are to be.
+        output: where to write what there is, unless that is standard output.
+    """
+
+    def __init__(self, count: int, output: Path) -> None:
+        self._count = count
+        self._output = output
+        self.found: Benchmark | None = None
+
+    def keep(self, found: Benchmark) -> None:
+        """Keep the sizes so far, write them, and off a terminal print the last one's line."""
+        from syncopate.reports.bench import ENDED, size_line
+
+        done = len(found.series[0].points)
+        told = {ENDED: f"after {done} of {self._count} sizes"} if done < self._count else {}
+        self.found = _named(found, told)
+        if not is_standard_output(self._output):
+            self.found.save(self._output)
+        if not err().is_terminal:
+            remark(size_line(found))
+
+
+def _named(benchmark: Benchmark, told: dict[str, str]) -> Benchmark:
+    """Return a benchmark that says which command it is of, and what is told besides."""
     from msgspec import structs
 
-    command = shlex.join(["syncopate", *sys.argv[1:]])
-    return structs.replace(benchmark, metadata={**benchmark.metadata, "command": command})
+    named = {"command": shlex.join(["syncopate", *sys.argv[1:]])}
+    return structs.replace(benchmark, metadata=benchmark.metadata | named | told)
+
+
+def _show_ended(rows: _Rows, results: dict[str, Any]) -> None:
+    """Show and write the sizes that were measured before the benchmark was ended."""
+    if rows.found is None:
+        note("ended before the first size was measured: nothing was written")
+        return
+    from syncopate.reports.bench import ENDED
+
+    _show(rows.found, **results)
+    note(f"ended {rows.found.metadata.get(ENDED, 'when all sizes were measured')}")
 
 
 def _show(benchmark: Benchmark, *, output: Path, html: Path | None, full: bool, json: bool) -> None:
-    benchmark = _named(benchmark)
+    benchmark = _named(benchmark, {})
     benchmark.save(output)
     if html is not None:
         from syncopate.reports.pages.bench import bench_page

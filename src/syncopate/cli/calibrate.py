@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
+from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,14 +16,20 @@ from syncopate.artifacts.cluster import Cluster
 from syncopate.cli.common import ranks
 from syncopate.cli.common.console import (
     is_leader,
-    progress_bar,
+    note,
+    remark,
     require_outputs,
     save_and_show,
     warn,
 )
+from syncopate.cli.common.ending import code_of, ended_once
 from syncopate.cli.common.options import grouped, items
 from syncopate.errors import InvalidValueError
+from syncopate.output import is_standard_output
 from syncopate.units import parse_bytes
+
+if TYPE_CHECKING:
+    from syncopate.calibration.partial import Partial, Taken
 
 
 @grouped(where=ranks.where_option)
@@ -64,23 +73,117 @@ def calibrate(
     if not 0 < budget < math.inf:
         raise InvalidValueError("--budget", budget, "a finite number of seconds > 0")
     require_outputs(json, ("--output", output))
-    size_list = [parse_bytes(size) for size in items(sizes)] or None
-    names = _collectives(collectives)
+    told: dict[str, Any] = {
+        "collectives": _collectives(collectives),
+        "sizes": [parse_bytes(size) for size in items(sizes)] or None,
+        "algorithms": items(algorithms) or None,
+        "racks": racks,
+        "budget_s": budget,
+    }
     ranks.start_if_asked(where.local)
     ranks.require_ranks("calibrate")
-    bar = progress_bar("calibrating")
-    with ranks.joined(device=where.device) as communicator, bar as progress:
-        cluster = syncopate.calibrate(
-            communicator,
-            collectives=names,
-            sizes=size_list,
-            algorithms=items(algorithms) or None,
-            racks=racks,
-            budget_s=budget,
-            progress=progress,
-        )
-    if is_leader():
+    kept = _Kept(output, _asked(told, where.device)) if is_leader() else None
+    cluster = _measure(where.device, told, kept)
+    if kept is not None:
         _show(cluster, output, json)
+        kept.remove()
+
+
+def _measure(device: str, told: dict[str, Any], kept: _Kept | None) -> Cluster:
+    """Calibrate; what was measured when it is ended is kept.
+
+    Raises:
+        typer.Exit: it was ended.
+    """
+    from syncopate.calibration.partial import Taken, taken_into
+
+    taken = Taken(None if kept is None else kept.partial)
+    if kept is not None:
+        kept.say_found()
+    with ended_once() as ending:
+        bar = ending.progress_bar("calibrating")
+        try:
+            with ranks.joined(device=device) as communicator, bar as progress, taken_into(taken):
+                cluster = syncopate.calibrate(communicator, **told, progress=progress)
+        except KeyboardInterrupt as interrupt:
+            if kept is not None:
+                kept.keep(taken)
+            raise typer.Exit(code_of(interrupt)) from None
+    if kept is not None and kept.partial is not None and not taken.resumed:
+        note(f"{kept.path} was of other hosts: everything was measured anew")
+    return cluster
+
+
+class _Kept:
+    """What is kept of a calibration that is ended: a file beside the output, of rank 0.
+
+    Args:
+        output: where the cluster goes.
+        asked: the arguments of the calibration.
+
+    Attributes:
+        path: the file; None where the output is no regular file.
+        partial: what to go on from; None where there is nothing.
+
+    Raises:
+        ArtifactError: the file is damaged.
+    """
+
+    def __init__(self, output: Path, asked: dict[str, str]) -> None:
+        beside = not is_standard_output(output) and (output.is_file() or not output.exists())
+        self.path = output.with_name(f"{output.name}.partial") if beside else None
+        self.partial: Partial | None = None
+        self._asked = asked
+        self._other = ""
+        if self.path is not None and self.path.exists():
+            from syncopate.calibration.partial import Partial
+
+            found = Partial.load(self.path)
+            names = sorted({name for name, _ in found.asked.items() ^ asked.items()})
+            self._other = ", ".join(names)
+            self.partial = None if names else found
+
+    def say_found(self) -> None:
+        """Remark what is gone on from, or why nothing is."""
+        if self.partial is not None:
+            remark(f"going on from {self.path}")
+        elif self._other:
+            note(f"{self.path} is of another call ({self._other}): everything is measured anew")
+
+    def keep(self, taken: Taken) -> None:
+        """Write what was measured, and say so."""
+        partial = taken.partial(self._asked)
+        if partial is None and self.partial is not None:
+            note(f"ended before anything more was measured: {self.path} stays as it was")
+            return
+        if partial is None or self.path is None:
+            note("ended before the calibration was complete: nothing was written")
+            return
+        partial.save(self.path)
+        note(
+            f"ended before the calibration was complete: {taken.summary()} are kept in {self.path},"
+            " and the same command goes on from there"
+        )
+
+    def remove(self) -> None:
+        """Remove the file: the calibration is complete."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+
+def _asked(told: dict[str, Any], device: str) -> dict[str, str]:
+    """Return what a calibration must have in common with the one that it goes on from."""
+    racks = told["racks"]
+    with suppress(OSError):  # refused where it is read
+        racks = racks and racks.read_bytes().hex()
+    return {
+        **{name: str(value) for name, value in told.items()},
+        "racks": str(racks),
+        "device": device,
+        "ranks": os.environ.get("WORLD_SIZE", ""),
+        "syncopate": syncopate.__version__,
+        "torch": version("torch"),
+    }
 
 
 def _collectives(text: str) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from syncopate.artifacts.cluster import Cluster
-from syncopate.artifacts.plan import Plan, Prediction
+from syncopate.artifacts.plan import FSDP, Plan, Prediction
 from syncopate.artifacts.workload import Workload
 from syncopate.costs.model.functions import Costs
 from syncopate.costs.validated import BY_KIND
@@ -133,7 +133,7 @@ def margins(device: str, measured: bool, given: dict[str, float]) -> Margins:
 
 
 def sure(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
-    """Return a plan whose prediction has an interval, by the usual margins.
+    """Return a plan whose prediction has an interval, by the usual margins; FSDP2's has none.
 
     Args:
         plan: with a prediction.
@@ -167,6 +167,8 @@ def predict_surely(
 def _sure(
     found: Prediction, plan: Plan, workload: Workload, cluster: Cluster, network: Network
 ) -> Prediction:
+    if plan.exchange == FSDP:  # of which no prediction was held against a measurement
+        return found
     usual = margins(workload.metadata.get("device", ""), bool(cluster.probes), {})
     shifted_s = []
     for *links, compute in usual.ends():

@@ -104,8 +104,6 @@ def compare(
     By default with all but ``auto``, whose plan is one of theirs for some exchange. Args and errors
     are those of :func:`make_plan`.
     """
-    if policies is None:
-        policies = [row.name for row in POLICIES.values() if not row.chooses]
     return tuple(
         make_plan(
             workload,
@@ -117,8 +115,13 @@ def compare(
             wire_dtype=wire_dtype,
             costs=costs,
         )
-        for policy in policies
+        for policy in (compared() if policies is None else policies)
     )
+
+
+def compared() -> tuple[str, ...]:
+    """Return the policies that :func:`compare` plans with by default."""
+    return tuple(row.name for row in POLICIES.values() if not row.chooses)
 
 
 def _exchanges(row: Policy, exchange: str | None, costs: Costs | None) -> tuple[str, ...]:

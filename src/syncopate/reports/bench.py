@@ -20,12 +20,16 @@ from syncopate.artifacts.results.benchmark import (
     Series,
     Timing,
 )
+from syncopate.recipe import NATIVE
 from syncopate.reports.tables import ReportTable, titled_table
 from syncopate.units import format_bytes, format_count, format_seconds
 
 PERCENTILES = (50, 95, 99)
 WIDTH = 122
 """Columns of the widest table, so that narrow terminals wrap lines instead of cutting them."""
+
+ENDED = "ended"
+"""In ``metadata`` of a benchmark that was ended: after how many of its sizes."""
 
 
 def bench_summary(benchmark: Benchmark) -> RenderableType:
@@ -44,6 +48,17 @@ def bench_report(benchmark: Benchmark) -> RenderableType:
         parts.append(_times(benchmark))
     parts += [_ratios(benchmark, peer) for peer in benchmark.series if peer.peer]
     return Group(*parts)
+
+
+def size_line(benchmark: Benchmark) -> str:
+    """Return the largest size measured in a line: as the table of the fastest has it.
+
+    Example:
+        ``all_reduce 1.0 MiB: ring 1.80 ms, 0.874 GB/s; next gloo, 2.00x``
+    """
+    size, first, time, busbw, *others = _fastest_row(benchmark, -1)
+    then = f"; next {', '.join(others)}" if others else ""
+    return f"{benchmark.collective} {size}: {first} {time}, {busbw} GB/s{then}"
 
 
 def topology_line(hosts: Sequence[str]) -> str:
@@ -90,37 +105,45 @@ def _fastest(benchmark: Benchmark) -> Table:
     table.add_figures("size")
     table.add_column("fastest", overflow="fold")
     table.add_figures("p50", "busbw\nGB/s")
-    several = len(benchmark.series) > 1
-    if several:
+    if len(benchmark.series) > 1:
         table.add_column("next", overflow="fold")
         table.add_figures("takes")
-    for index, point in enumerate(benchmark.series[0].points):
-        times_s = {s.contender: s.points[index].in_place.percentile_s(50) for s in benchmark.series}
-        first, *others = sorted(times_s, key=times_s.__getitem__)
-        best_s = times_s[first]
-        cells = [
-            format_bytes(point.nbytes),
-            first,
-            format_seconds(best_s),
-            f"{benchmark.busbw_bytes_per_s(point.nbytes, best_s) / 1e9:.3f}",
-        ]
-        if several:
-            ratio = f"{times_s[others[0]] / best_s:.2f}x" if best_s > 0 else "-"
-            cells += [others[0], ratio]
-        table.add_row(*cells)
+    for index in range(len(benchmark.series[0].points)):
+        table.add_row(*_fastest_row(benchmark, index))
     return table
 
 
+def _fastest_row(benchmark: Benchmark, index: int) -> list[str]:
+    """Return the cells of one size in the table of the fastest."""
+    nbytes = benchmark.series[0].points[index].nbytes
+    times_s = {s.contender: s.points[index].in_place.percentile_s(50) for s in benchmark.series}
+    first, *others = sorted(times_s, key=times_s.__getitem__)
+    best_s = times_s[first]
+    cells = [
+        format_bytes(nbytes),
+        first,
+        format_seconds(best_s),
+        f"{benchmark.busbw_bytes_per_s(nbytes, best_s) / 1e9:.3f}",
+    ]
+    if others:
+        ratio = f"{times_s[others[0]] / best_s:.2f}x" if best_s > 0 else "-"
+        cells += [others[0], ratio]
+    return cells
+
+
 def _against(benchmark: Benchmark, peer: Series) -> Text:
-    """At how many sizes one of ours is faster than a peer, and by how much."""
-    own = [series for series in benchmark.series if not series.peer]
+    """At how many sizes one of ours is faster than a peer, and by how much.
+
+    The backend's own is none of ours.
+    """
+    own = [one for one in benchmark.series if not one.peer and one.contender != NATIVE]
     ratios = []
     for theirs, *row in zip(peer.points, *(series.points for series in own), strict=True):
         best_s = min((point.in_place.percentile_s(50) for point in row), default=0.0)
         if best_s > 0:
             ratios.append(theirs.in_place.percentile_s(50) / best_s)
     if not ratios:
-        return Text(f"nothing to compare with {peer.contender}")
+        return Text(f"nothing of ours to compare with {peer.contender}")
     ahead = sum(ratio > 1 for ratio in ratios)
     sizes = format_count(len(ratios), "size")
     median = statistics.median(ratios)
@@ -226,6 +249,13 @@ def _folded(contender: str) -> str:
 
 
 def _foot(benchmark: Benchmark) -> Text:
+    verified = _verified(benchmark)
+    if ENDED not in benchmark.metadata:
+        return verified
+    return Text(f"ended {benchmark.metadata[ENDED]}\n", style="yellow").append_text(verified)
+
+
+def _verified(benchmark: Benchmark) -> Text:
     points = [p for series in benchmark.series for p in series.points]
     if all(p.in_place.wrong < 0 for p in points):
         return Text("results were not verified", style="dim")

@@ -48,7 +48,7 @@ def _mpirun(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 @needs_mpi
 def test_mpi_takes_its_turn_in_the_command(tmp_path):
-    line = "syncopate bench --against gloo,mpi -a native --sizes 4B,1001B -n 2 -w 1"
+    line = "syncopate bench --against gloo,mpi -a native,ring --sizes 4B,1001B -n 2 -w 1"
     done = _mpirun(line, tmp_path)
     assert done.returncode == 0, done.stderr
     assert "the best of ours is faster than mpi at" in done.stdout
@@ -57,6 +57,7 @@ def test_mpi_takes_its_turn_in_the_command(tmp_path):
     found = Benchmark.load(tmp_path / "bench.json")
     assert [(one.contender, one.peer) for one in found.series] == [
         ("native", False),
+        ("ring", False),
         ("gloo", True),
         ("mpi", True),
     ]

@@ -78,7 +78,11 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Calculated]]:
     return made
 
 
-def measured(sizes: tuple[int, ...], budget_s: float) -> curves.Curves:
+def measured(
+    sizes: tuple[int, ...],
+    budget_s: float,
+    points: dict[str, dict[int, CurvePoint]] | None = None,
+) -> curves.Curves:
     options = told(GIGABIT, sizes)
     return curves.measure_curves(
         SimpleNamespace(world_size=4),  # type: ignore[arg-type]
@@ -87,7 +91,32 @@ def measured(sizes: tuple[int, ...], budget_s: float) -> curves.Curves:
         curves.prices(GIGABIT, "all_reduce", options),
         budget_s=budget_s,
         shared_clock=False,
+        points=points,
     )
+
+
+def test_what_was_measured_earlier_is_not_measured_again(
+    bench: list[Calculated], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points: dict[str, dict[int, CurvePoint]] = {}
+    whole = measured((4, 1024, 4096), 60.0, points)
+    assert {name: sorted(curve) for name, curve in points.items()} == {
+        curve.algorithm: [4, 1024, 4096] for curve in whole.curves
+    }
+    for curve in points.values():
+        del curve[1024]
+    seen = []
+    check = Calculated.check
+
+    def noted(self: Calculated, nbytes: int, here: Any) -> Any:
+        seen.append(nbytes)
+        return check(self, nbytes, here)
+
+    monkeypatch.setattr(Calculated, "check", noted)
+    again = measured((4, 1024, 4096), 60.0, points)
+    assert seen == [1024]
+    assert [curve.algorithm for curve in again.curves] == [c.algorithm for c in whole.curves]
+    assert all(len(curve.points) == 3 for curve in again.curves)
 
 
 def test_sizes_reach_as_far_as_the_model() -> None:

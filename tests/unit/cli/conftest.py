@@ -24,8 +24,9 @@ def run(monkeypatch, capfd, tmp_path):
         Cluster.preset("10gbe", 97).to_json().replace(b"97,", b"1000000000,")
     )
 
-    def run(line: str):
-        monkeypatch.setattr(sys, "argv", ["syncopate", *line.split()])
+    def run(line: str | list[str]):
+        words = line.split() if isinstance(line, str) else line
+        monkeypatch.setattr(sys, "argv", ["syncopate", *words])
         code = main()
         printed = capfd.readouterr()
         return code, printed.out, printed.err

@@ -464,7 +464,7 @@ def test_bench_asks_for_what_it_will_need_before_it_measures(run, monkeypatch):
     monkeypatch.setattr("syncopate.reports.pages.page._NEEDED", "no_such_package")
     code, out, err = run("bench --local 2 --html bench.html")
     assert (code, out) == (1, "")
-    assert "pip install jinja2" in err
+    assert "pip install 'jinja2>=3.1'" in err
 
 
 @pytest.mark.parametrize("as_json", [False, True])

@@ -187,3 +187,32 @@ def test_two_ranks_of_a_large_job_are_explained_by_their_own_numbers(explain, tm
     said = " ".join(err.split())
     assert said.count("have no file") == 1
     assert "ranks 0 to 4, 6 to 69 and 71 to 127 have no file" in said
+
+
+def test_commands_are_printed_in_one_line_and_need_what_there_is(tmp_path, monkeypatch, capfd):
+    """Files of long names; without their bytes, messages make no workload."""
+    long = tmp_path / ("a" * 120)
+    long.mkdir()
+    timeline = made(4, 6)
+    path = timeline.save(long / "t.json")
+    monkeypatch.setattr("sys.argv", ["syncopate", "explain", str(path)])
+    assert main() == 0
+    (line,) = [one for one in capfd.readouterr().out.splitlines() if "$ syncopate convert" in one]
+    assert str(path) in line
+    assert "syncopate plan -w workload.json -c cluster.json" in line
+    bare = tuple(structs.replace(span, nbytes=0) for span in timeline.spans)
+    structs.replace(timeline, spans=bare).save(path)
+    assert main() == 0
+    told = " ".join(capfd.readouterr().out.split())
+    assert "convert" not in told
+    assert "record again with what messages carry (torch.profiler with record_shapes=True" in told
+
+
+def test_clocks_that_are_far_off_are_no_reason_to_say_that_all_is_well(tmp_path, explain):
+    timeline = made(4, 6)
+    off = {**timeline.metadata, "clock_error_s": "5.0"}
+    path = structs.replace(timeline, metadata=off).save(tmp_path / "t.json")
+    code, out, _ = explain(path)
+    assert code == 0
+    assert "no explanation, because the evidence is thin" in out
+    assert "the clocks of hosts agree to 56% of an iteration" in out

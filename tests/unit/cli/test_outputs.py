@@ -136,6 +136,18 @@ def test_a_file_is_replaced_at_once_and_a_link_stays(run, name):
     assert os.listdir("there") == ["old"]
 
 
+READ = ["workload.json", "./workload.json", "../folder/cluster.json"]
+
+
+@pytest.mark.parametrize("path", READ)
+def test_a_file_that_is_read_is_not_written(run, path):
+    before = Path(path).read_bytes()
+    code, _, err = run("plan", path)
+    assert code == 2
+    assert "it must be another file than" in err
+    assert Path(path).read_bytes() == before
+
+
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_full_device_is_one_clear_error_and_stays_a_device(run, name):
     full = device(Path(), "full")

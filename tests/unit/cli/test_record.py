@@ -60,6 +60,14 @@ def test_a_script_is_main_and_has_its_arguments_and_folder(record, tmp_path):
         sys.modules.pop("beside")
 
 
+@pytest.mark.parametrize("line", ["python job.py", "/usr/bin/python3.11 -m job", "job.py"])
+def test_python_before_a_script_changes_nothing(record, tmp_path, line, monkeypatch, capfd):
+    record("print(__name__)")
+    monkeypatch.setattr(sys, "argv", ["syncopate", "record", *line.split()])
+    assert main() == 0
+    assert capfd.readouterr().out == "__main__\n"
+
+
 def test_steps_of_every_optimizer_are_noted(record):
     assert record(STEPS)[0] == 0
     found = RecordedRank.load("traces/rank-0.json")

@@ -153,7 +153,7 @@ def test_local_ranks_are_refused_under_torchrun(run, monkeypatch):
     [
         ({"RANK": "5"}, "RANK is '5'; it must be an integer from 0 to 1, as WORLD_SIZE is 2"),
         ({"RANK": "y"}, "RANK is 'y'; it must be an integer from 0 to 1"),
-        ({"WORLD_SIZE": "0"}, "WORLD_SIZE is '0'; it must be an integer >= 1"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE is '0'; it must be an integer from 1 to"),
         ({"MASTER_PORT": "99999"}, "MASTER_PORT is '99999'; it must be an integer from 1 to 65535"),
         ({"MASTER_PORT": ""}, "MASTER_PORT is ''; it must be"),
         ({"MASTER_ADDR": ""}, "MASTER_ADDR is not given; it must be the address"),
@@ -179,6 +179,30 @@ def test_mistakes_that_all_ranks_share_are_printed_by_rank_0_alone(run, monkeypa
     assert err.startswith("error: rank 1: none.json")
 
 
+@pytest.mark.parametrize(
+    ("rank", "prefix"),
+    [("", "error: none.json"), ("\x1b[31mX\nY", r"error: rank \x1b[31mX\nY: none.json")],
+)
+def test_a_rank_is_named_where_there_is_one_and_not_obeyed(run, monkeypatch, rank, prefix):
+    monkeypatch.setenv("RANK", rank)
+    assert run("plan -w none.json -c cluster.json")[2].startswith(prefix)
+
+
+def test_where_the_rank_is_empty_results_are_printed(run, monkeypatch):
+    monkeypatch.setenv("RANK", "")
+    assert "plans; bound" in run("plan -w workload.json -c cluster.json")[1]
+
+
+@pytest.mark.parametrize(
+    "words", [["plan", "--x\u202e\x1b[31m"], ["fly\u202e\x1b"], ["choose", "a", "b\u202e"]]
+)
+def test_what_a_terminal_would_obey_in_words_is_shown(run, words):
+    code, _, err = run(words)
+    assert code == 2
+    assert "\u202e" not in err
+    assert r"\u202e" in err
+
+
 @pytest.mark.parametrize("line", ["plan --colour red", "fly", "simulate"])
 def test_unknown_options_and_commands_are_refused(run, line):
     code, out, err = run(line)
@@ -197,7 +221,7 @@ def test_a_refusal_inside_a_command_has_its_own_exit_code(run, monkeypatch):
     def refuse(*args, **options):
         raise PlanError("no")
 
-    monkeypatch.setattr("syncopate.planning.planner.compare", refuse)
+    monkeypatch.setattr("syncopate.planning.planner.make_plan", refuse)
     assert run("plan -w workload.json -c cluster.json") == (2, "", "error: no\n")
 
 
@@ -219,7 +243,7 @@ def test_other_files_that_cannot_be_written_are_not_called_standard_output(run, 
     def full(*args, **options):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("syncopate.planning.planner.compare", full)
+    monkeypatch.setattr("syncopate.planning.planner.make_plan", full)
     with pytest.raises(OSError, match="No space"):
         run("plan -w workload.json -c cluster.json")
 
@@ -239,7 +263,7 @@ def test_a_missing_package_is_one_clear_line(run, monkeypatch, error, complaint)
     def missing(*args, **options):
         raise error
 
-    monkeypatch.setattr("syncopate.planning.planner.compare", missing)
+    monkeypatch.setattr("syncopate.planning.planner.make_plan", missing)
     code, out, err = run("plan -w workload.json -c cluster.json")
     assert (code, out) == (1, "")
     assert err.startswith("error: this needs ")
@@ -251,7 +275,7 @@ def test_a_fault_of_our_own_imports_stays_a_traceback(run, monkeypatch):
     def missing(*args, **options):
         raise ImportError("cannot import name 'plans'", name="syncopate.planning")
 
-    monkeypatch.setattr("syncopate.planning.planner.compare", missing)
+    monkeypatch.setattr("syncopate.planning.planner.make_plan", missing)
     with pytest.raises(ImportError, match="plans"):
         run("plan -w workload.json -c cluster.json")
 
@@ -260,7 +284,7 @@ def test_too_little_memory_is_one_clear_line(run, monkeypatch):
     def full(*args, **options):
         raise MemoryError
 
-    monkeypatch.setattr("syncopate.planning.planner.compare", full)
+    monkeypatch.setattr("syncopate.planning.planner.make_plan", full)
     told = "error: there is no room in memory for this: ask for less of it\n"
     assert run("plan -w workload.json -c cluster.json") == (1, "", told)
 
@@ -277,7 +301,7 @@ def test_an_interrupt_exits_with_130(run, monkeypatch):
     def interrupt(*args, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("syncopate.planning.planner.compare", interrupt)
+    monkeypatch.setattr("syncopate.planning.planner.make_plan", interrupt)
     assert run("plan -w workload.json -c cluster.json")[0] == 130
 
 

@@ -8,7 +8,7 @@ from msgspec import structs
 from rich.console import Console
 
 from syncopate.artifacts.results.benchmark import Series
-from syncopate.reports.bench import WIDTH, bench_report, bench_summary
+from syncopate.reports.bench import ENDED, WIDTH, bench_report, bench_summary, size_line
 from tests.unit import examples
 
 
@@ -54,6 +54,30 @@ def test_the_summary_says_who_is_the_fastest_and_by_how_much():
     alone = structs.replace(examples.benchmark(), series=examples.benchmark().series[:1])
     (table,) = examples.tables(bench_summary(alone))
     assert [str(column.header) for column in table.columns][-1] == "busbw\nGB/s"
+
+
+def test_the_backends_own_is_none_of_ours():
+    whole = examples.benchmark()
+    native = examples.series("native", slower=0.5)
+    with_native = structs.replace(whole, series=(native, *whole.series))
+    told = " ".join(examples.text(bench_summary(with_native), 80).split())
+    assert "the best of ours is faster than gloo at 2 of 2 sizes: 2.00x to 2.00x" in told
+    alone = structs.replace(whole, series=(native, whole.series[1]))
+    told = examples.text(bench_summary(alone), 80)
+    assert "nothing of ours to compare with gloo" in told
+    assert "best of ours" not in told
+
+
+def test_a_size_is_a_line_as_its_row_has_it():
+    line = size_line(examples.benchmark())
+    assert line == "all_reduce 1.0 MiB: ring 1.80 ms, 0.874 GB/s; next gloo, 2.00x"
+    alone = structs.replace(examples.benchmark(), series=examples.benchmark().series[:1])
+    assert size_line(alone) == "all_reduce 1.0 MiB: ring 1.80 ms, 0.874 GB/s"
+
+
+def test_a_benchmark_that_was_ended_says_so():
+    ended = structs.replace(examples.benchmark(), metadata={ENDED: "after 2 of 13 sizes"})
+    assert "ended after 2 of 13 sizes\n3 wrong elements" in examples.text(bench_summary(ended))
 
 
 def test_how_it_was_taken_is_said():

@@ -9,8 +9,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, Protocol
@@ -24,7 +25,7 @@ from rich.text import Text
 
 from syncopate.artifacts.artifact import Artifact
 from syncopate.cli.common.launcher import LAUNCHER
-from syncopate.errors import InvalidValueError, visible
+from syncopate.errors import InvalidValueError, one_line, visible
 from syncopate.output import is_standard_output, newly_made, require_writable
 
 LINE_S = 10.0
@@ -36,6 +37,12 @@ ProgressFunction = Callable[[str, float], None]
 
 class SafeConsole(Console):
     """A console on which nothing in a text is obeyed: names from files may hold escapes."""
+
+    def on_broken_pipe(self) -> None:
+        """End where nobody reads results any more; go on without remarks that nobody reads."""
+        self.quiet = True
+        if not self.stderr:
+            super().on_broken_pipe()
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Return the text of a string, as wide as it is shown."""
@@ -52,7 +59,7 @@ class SafeConsole(Console):
 
 def is_leader() -> bool:
     """Return whether this process is the one that prints: rank 0, or no rank at all."""
-    return os.environ.get("RANK", "0") == "0"
+    return (os.environ.get("RANK") or "0") == "0"
 
 
 def out(beside: Path | None = None) -> Console:
@@ -94,7 +101,7 @@ def show(found: Result, json: bool, beside: Path | None = None) -> None:
     if json:
         say_json(msgspec.json.format(msgspec.json.encode(found.to_dict()), indent=1))
         return
-    out(beside).print(found.report())
+    out(beside).print(found.report(), crop=False)  # commands in it are longer than lines
 
 
 def err() -> Console:
@@ -109,8 +116,8 @@ def err() -> Console:
 
 
 def remark(text: str, style: str = "dim") -> None:
-    """Print a text as it is on standard error."""
-    err().print(text, style=style, soft_wrap=True, markup=False)
+    """Print a text on standard error, in one line."""
+    err().print(one_line(text), style=style, soft_wrap=True, markup=False)
 
 
 def note(text: str) -> None:
@@ -165,6 +172,10 @@ def save_and_show(
     say_written(output, page)
 
 
+options_given: ContextVar[Mapping[str, Any]] = ContextVar("options_given")
+"""The options and arguments of the command that runs, by name."""
+
+
 def require_outputs(json: bool, *outputs: tuple[str, Path | None]) -> None:
     """Refuse outputs that could not be written once the work is done, before it is.
 
@@ -176,8 +187,10 @@ def require_outputs(json: bool, *outputs: tuple[str, Path | None]) -> None:
         InvalidValueError: two things are to be written to standard output; names the option and
             what it may say instead.
         ArtifactError: a file cannot be written.
+        InvalidValueError: a file is an input of the command, or is to be written twice.
     """
     taken = "--json" if json else ""
+    _require_others(outputs)
     for option, path in outputs:
         if is_standard_output(path):
             if taken:
@@ -186,6 +199,22 @@ def require_outputs(json: bool, *outputs: tuple[str, Path | None]) -> None:
             taken = option
         elif path is not None and is_leader():
             require_writable(path)
+
+
+def _require_others(outputs: Sequence[tuple[str, Path | None]]) -> None:
+    """Refuse outputs that are files which the command reads, or the same file twice."""
+    read: dict[Path, str] = {}
+    written = {option.lstrip("-").replace("-", "_"): (option, path) for option, path in outputs}
+    for name, value in options_given.get({}).items():
+        for path in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(path, Path) and name not in written:
+                read[path.resolve()] = name
+    for option, path in written.values():
+        if path is None or is_standard_output(path):
+            continue
+        if (other := read.get(path.resolve())) is not None:
+            raise InvalidValueError(option, str(path), f"another file than {other}, which is read")
+        read[path.resolve()] = option
 
 
 def _terminal() -> bool | None:
@@ -246,7 +275,7 @@ def _lines(title: str, console: Console) -> Iterator[ProgressFunction]:
     def say_on() -> None:
         while not over.wait(LINE_S):
             what, fraction = last
-            told = f"{title}: {fraction:.0%}{f', {what}' if what else ''}"
+            told = one_line(f"{title}: {fraction:.0%}{f', {what}' if what else ''}")
             console.print(told, style="dim", soft_wrap=True, markup=False)
 
     thread = threading.Thread(target=say_on, name="syncopate-progress", daemon=True)
@@ -270,9 +299,9 @@ def _bar(title: str, console: Console) -> Iterator[ProgressFunction]:
         transient=True,
     )
     with bar:
-        task = bar.add_task(title, total=1.0, what="")
+        task = bar.add_task(one_line(title), total=1.0, what="")
 
         def advance(what: str, fraction: float) -> None:
-            bar.update(task, completed=fraction, what=what)
+            bar.update(task, completed=fraction, what=one_line(what))
 
         yield advance

@@ -22,12 +22,14 @@ import typer
 
 from syncopate import ports
 from syncopate.cli.common import launcher
-from syncopate.cli.common.console import EndedError, ended_by_sigterm, is_leader
+from syncopate.cli.common.console import EndedError, is_leader
+from syncopate.cli.common.ending import INTERRUPTED, code_of, ended_once
 from syncopate.errors import (
     CollectiveError,
     InvalidValueError,
     SyncopateError,
     UnknownNameError,
+    one_line,
 )
 from syncopate.output import write_output
 from syncopate.ranks import MOST_LOCAL
@@ -43,6 +45,9 @@ RENDEZVOUS = "SYNCOPATE_RENDEZVOUS"
 
 _GRACE_S = 5.0
 _INTERRUPTED_GRACE_S = 1.0
+_KEEPING_S = 20.0
+"""How long a rank that was asked to end may take to write what it has."""
+
 _KILLED_S = 30.0
 """How long a killed rank may take to be gone: on a busy machine some seconds."""
 
@@ -178,29 +183,27 @@ def start_local(world_size: int, arguments: Sequence[str]) -> int:
         arguments: the command line after ``syncopate``.
 
     Returns:
-        0, or the exit code of the rank that failed first; 130 after an interrupt.
+        0, or the exit code of the rank that failed first; 130 after Ctrl-C, 143 after SIGTERM.
     """
-    with tempfile.TemporaryDirectory(prefix="syncopate-") as folder, ended_by_sigterm():
+    with tempfile.TemporaryDirectory(prefix="syncopate-") as folder, ended_once():
         ranks: list[subprocess.Popen[bytes]] = []
-        grace_s = _INTERRUPTED_GRACE_S
+        graces_s = (_INTERRUPTED_GRACE_S, _KEEPING_S)
         try:
             for rank in range(world_size):
                 ranks.append(_start(rank, world_size, arguments, folder))
             failed = _wait(ranks)
-            grace_s = _GRACE_S
-        except EndedError as ended:
-            return ended.exit_code
-        except KeyboardInterrupt:
-            return 130
+            graces_s = (_GRACE_S, _GRACE_S)
+        except KeyboardInterrupt as interrupt:
+            return code_of(interrupt)
         finally:
-            _end(ranks, grace_s)
+            _end(ranks, *graces_s)
         if failed is None:
             return 0
         code = ranks[failed].returncode
         report = Path(folder, f"error.{failed}")
         if report.exists():
             print(report.read_text(), file=sys.stderr)
-        elif code != 130:
+        elif code not in (INTERRUPTED, EndedError.exit_code):
             print(f"error: rank {failed} ended {_ending(code)}", file=sys.stderr)
         return code if code > 0 else 128 - code
 
@@ -269,8 +272,8 @@ def report_error(error: SyncopateError) -> None:
     Under torchrun each failing rank prints its own, except for mistakes on the command line, which
     all ranks share and rank 0 alone prints.
     """
-    rank = os.environ.get("RANK", "0")
-    line = f"error: {error}" if is_leader() else f"error: rank {rank}: {error}"
+    rank = os.environ.get("RANK") or "0"
+    line = f"error: {error}" if is_leader() else f"error: rank {one_line(rank)}: {error}"
     folder = os.environ.get(RENDEZVOUS)
     if folder:
         write_output(Path(folder, f"error.{rank}"), line.encode())
@@ -309,24 +312,34 @@ def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> int | None:
         time.sleep(_POLL_S)
 
 
-def _end(ranks: Sequence[subprocess.Popen[bytes]], grace_s: float) -> None:
-    """End what still runs: wait a little for it to notice, then ask, then kill it and wait."""
+def _end(ranks: Sequence[subprocess.Popen[bytes]], notice_s: float, asked_s: float) -> None:
+    """End what still runs: wait a little for it to notice, then ask, then kill it and wait.
+
+    Who presses Ctrl-C once more does not want to wait: then what still runs is killed.
+    """
     if all(rank.poll() == 0 for rank in ranks):
         return
-    for ask, wait_s in (
-        (lambda rank: None, grace_s),
-        (lambda rank: rank.terminate(), grace_s),
-        (lambda rank: rank.kill(), _KILLED_S),
-    ):
-        alive = [rank for rank in ranks if rank.poll() is None]
-        for rank in alive:
-            ask(rank)
-        deadline = time.monotonic() + wait_s
-        for rank in alive:
-            try:
-                rank.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                break
+    try:
+        for ask, wait_s in (
+            (lambda rank: None, notice_s),
+            (lambda rank: rank.terminate(), asked_s),
+            (lambda rank: rank.kill(), _KILLED_S),
+        ):
+            alive = [rank for rank in ranks if rank.poll() is None]
+            for rank in alive:
+                ask(rank)
+            deadline = time.monotonic() + wait_s
+            for rank in alive:
+                try:
+                    rank.wait(max(0.0, deadline - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    break
+    except KeyboardInterrupt:
+        for rank in ranks:
+            rank.kill()
+        for rank in ranks:
+            rank.wait(_KILLED_S)
+        raise
 
 
 def _ending(code: int) -> str:

@@ -19,11 +19,11 @@ from syncopate.cli.common.console import (
     ProgressFunction,
     note,
     out,
-    progress_bar,
     require_outputs,
     say_json,
     say_written,
 )
+from syncopate.cli.common.ending import code_of, ended_once
 from syncopate.cli.common.machines import machines_option, say_unlike
 from syncopate.cli.common.options import grouped
 from syncopate.cli.common.workloads import workload_option
@@ -192,8 +192,7 @@ def plan(
         output = Path(_DEFAULT)
     require_outputs(json, ("--output", output))
     say_unlike(work, cluster)
-    with progress_bar("planning") as progress:
-        plans = _plans(work, cluster, wanted, progress)
+    plans = _all_or_ended(work, cluster, wanted, json)
     chosen = _chosen(plans, policy, wanted)
     beside: list[RenderableType] = []
     if wanted.pull_period is not None:
@@ -205,6 +204,24 @@ def plan(
     if output is not None:
         chosen.save(output)
     _show(plans, chosen, output, json, beside)
+
+
+def _all_or_ended(
+    workload: Workload, cluster: Cluster, wanted: _Wanted, json: bool
+) -> tuple[Plan, ...]:
+    """Return all plans; those that there are when planning is ended are shown.
+
+    Raises:
+        typer.Exit: it was ended.
+    """
+    made: list[Plan] = []
+    with ended_once() as ending:
+        try:
+            with ending.progress_bar("planning") as progress:
+                return _plans(workload, cluster, wanted, progress, made)
+        except KeyboardInterrupt as interrupt:
+            _show_ended(made, json)
+            raise typer.Exit(code_of(interrupt)) from None
 
 
 def _chosen(plans: Sequence[Plan], policy: str, wanted: _Wanted) -> Plan:
@@ -234,38 +251,50 @@ def _delayed(
 
 
 def _plans(
-    workload: Workload, cluster: Cluster, wanted: _Wanted, progress: ProgressFunction
+    workload: Workload,
+    cluster: Cluster,
+    wanted: _Wanted,
+    progress: ProgressFunction,
+    made: list[Plan],
 ) -> tuple[Plan, ...]:
     """Return the plans of every policy for every exchange asked for, the one of ``auto`` last.
 
-    Exchanges without the algorithm asked for are left out of all of them.
+    Exchanges without the algorithm asked for are left out of all of them. Each plan is added to
+    ``made`` as it comes.
     """
-    from syncopate.planning.planner import compare, make_plan
+    from syncopate.planning.planner import compared, make_plan
 
     if wanted.exchange == FSDP:
-        return _unit_plans(workload, cluster, wanted, progress)
+        return _unit_plans(workload, cluster, wanted, progress, made)
     if wanted.servers is not None:
         from syncopate.costs.model.served import served_costs
 
         wanted.told["costs"] = served_costs(cluster, wanted.servers)
-    progress("auto", 0.0)
-    best = make_plan(workload, cluster, "auto", exchange=wanted.exchange, **wanted.told)
-    plans: list[Plan] = []
     exchanges = tuple(SERVERLESS) if wanted.exchange is None else (wanted.exchange,)
-    for index, name in enumerate(exchanges):
-        progress(f"every policy, {name}", (1 + index) / (1 + len(exchanges)))
+    pairs = [(exchange, policy) for exchange in exchanges for policy in compared()]
+    for index, (exchange, policy) in enumerate(pairs):
+        progress(f"{policy}, {exchange}", index / (1 + len(pairs)))
         try:
-            plans += compare(workload, cluster, exchange=name, **wanted.told)
+            made.append(make_plan(workload, cluster, policy, exchange=exchange, **wanted.told))
         except UnknownNameError:
             if wanted.exchange is not None:
                 raise
-    return (*plans, best)
+    progress(_BEST, len(pairs) / (1 + len(pairs)))
+    made.append(make_plan(workload, cluster, _BEST, exchange=wanted.exchange, **wanted.told))
+    return tuple(made)
 
 
 def _unit_plans(
-    workload: Workload, cluster: Cluster, wanted: _Wanted, progress: ProgressFunction
+    workload: Workload,
+    cluster: Cluster,
+    wanted: _Wanted,
+    progress: ProgressFunction,
+    made: list[Plan],
 ) -> tuple[Plan, ...]:
-    """Return the plans of units of every policy that has room, the one of ``auto`` last."""
+    """Return the plans of units of every policy that has room, the one of ``auto`` last.
+
+    Each plan is added to ``made`` as it comes.
+    """
     from syncopate.planning.fsdp.planner import make_fsdp_plan
     from syncopate.planning.planner import require_units
     from syncopate.planning.registry import POLICIES
@@ -273,19 +302,32 @@ def _unit_plans(
 
     require_units(wanted.told["channels"], wanted.told["wire_dtype"])
     algorithm = wanted.told["algorithm"]
-    names = None if algorithm is None else (algorithm,)
-    costs = unit_costs(cluster, workload.nbytes, wanted.units["shard_ranks"], names)
-    progress("auto", 0.0)
-    best = make_fsdp_plan(workload, cluster, _BEST, costs=costs, **wanted.units)
-    plans: list[Plan] = []
-    for index, (name, row) in enumerate(POLICIES.items()):
-        progress("every policy", (1 + index) / (1 + len(POLICIES)))
-        if row.plans is not None:  # they search alike
-            plans += [replace(best, policy=name)] if name != _BEST else []
-            continue
+    algorithms = None if algorithm is None else (algorithm,)
+    costs = unit_costs(cluster, workload.nbytes, wanted.units["shard_ranks"], algorithms)
+    names = [name for name, row in POLICIES.items() if row.plans is None]
+    for index, name in enumerate(names):
+        progress(name, index / (1 + len(names)))
         with suppress(InvalidValueError) if wanted.units["memory_bytes"] else nullcontext():
-            plans.append(make_fsdp_plan(workload, cluster, name, costs=costs, **wanted.units))
-    return (*plans, best)
+            made.append(make_fsdp_plan(workload, cluster, name, costs=costs, **wanted.units))
+    progress(_BEST, len(names) / (1 + len(names)))
+    best = make_fsdp_plan(workload, cluster, _BEST, costs=costs, **wanted.units)
+    alike = [name for name in POLICIES if name not in (*names, _BEST)]  # they search as `auto` does
+    made += [*(replace(best, policy=name) for name in alike), best]
+    return tuple(made)
+
+
+def _show_ended(made: Sequence[Plan], json: bool) -> None:
+    """Show the plans that were made before planning was ended; none of them is written."""
+    if not made:
+        note("ended before the first plan was made")
+        return
+    if json:
+        _say_json(made)
+    else:
+        from syncopate.reports.terminal import plans_report
+
+        out().print(plans_report(made))
+    note("ended: these are not all plans, and none is written")
 
 
 def _show(
@@ -296,8 +338,7 @@ def _show(
     beside: Sequence[RenderableType] = (),
 ) -> None:
     if json:
-        objects = ",\n".join(plan.to_json().decode().rstrip() for plan in plans)
-        say_json(f"[\n{objects}\n]".encode())
+        _say_json(plans)
         _say_written(output)
         return
     from syncopate.reports.terminal import plan_report, plans_report
@@ -308,6 +349,11 @@ def _show(
         console.print(shown)
     console.print(plan_report(chosen))
     _say_written(output)
+
+
+def _say_json(plans: Sequence[Plan]) -> None:
+    objects = ",\n".join(plan.to_json().decode().rstrip() for plan in plans)
+    say_json(f"[\n{objects}\n]".encode())
 
 
 def _say_written(output: Path | None) -> None:

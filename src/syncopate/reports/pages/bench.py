@@ -18,6 +18,7 @@ from syncopate.artifacts.results.benchmark import (
     Series,
     Timing,
 )
+from syncopate.recipe import NATIVE
 from syncopate.reports.bench import algorithm_text, topology_line
 from syncopate.reports.pages.page import render_page
 from syncopate.units import format_bytes, format_seconds
@@ -138,7 +139,8 @@ def _highlights(benchmark: Benchmark) -> list[tuple[str, str, str]]:
         rate = f"{_busbw(benchmark, most) / 1e9:.2f} GB/s"
         where = f"{wide.contender} at {format_bytes(most.nbytes)}"
         found.append((rate, "highest bus bandwidth", where))
-    return found + [_against(own, peer) for peer in benchmark.series if peer.peer]
+    ours = [series for series in own if not series.peer and series.contender != NATIVE]
+    return found + [_against(ours, peer) for peer in benchmark.series if peer.peer and ours]
 
 
 def _against(own: Sequence[Series], peer: Series) -> tuple[str, str, str]:

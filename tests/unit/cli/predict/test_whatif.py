@@ -35,6 +35,21 @@ def test_a_workload_on_a_typical_network(run):
     assert all(said in flowing for said in found.sentences)
 
 
+def test_an_algorithm_leaves_out_the_exchanges_that_do_not_have_it(run):
+    line = "whatif workload.json --network 10gbe --nodes 4 --algorithm"
+    code, _, err = run(f"{line} lp")
+    assert code == 0, err
+    code, _, err = run(f"{line} gossip")
+    assert code == 2
+    assert "unknown algorithm 'gossip'" in err
+
+
+def test_two_outputs_are_two_files(run):
+    code, _, err = run("whatif workload.json --network 10gbe --nodes 4 -o a --page a")
+    assert code == 2
+    assert "another file than --output" in err
+
+
 def test_a_calibrated_cluster_is_today(run):
     code, _, err = run("whatif workload.json -c cluster.json --nodes 1,2,4 --gpu-speed 1,2")
     assert code == 0, err
