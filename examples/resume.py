@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import sys
 from pathlib import Path
 
 import torch
@@ -37,6 +38,10 @@ def main() -> None:
 
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
+    try:
+        data = digits()
+    except syncopate.SyncopateError as error:  # scikit-learn is missing
+        sys.exit(f"error: {error}" if rank == 0 else 1)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
@@ -53,7 +58,7 @@ def main() -> None:
         optimizer.load_state_dict(saved["optimizer"])
         first = saved["step"]
 
-    batches = list(digits().batches(GLOBAL_BATCH // world_size, rank=rank, world_size=world_size))
+    batches = list(data.batches(GLOBAL_BATCH // world_size, rank=rank, world_size=world_size))
     for step in range(first, arguments.steps):
         if step == arguments.die_at and rank == 1 and restarts() == 0:
             os.kill(os.getpid(), signal.SIGKILL)

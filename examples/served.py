@@ -9,6 +9,7 @@ examples/train.py is the ``KVStore``, which is the exchange. See docs/paramserve
 from __future__ import annotations
 
 import argparse
+import sys
 
 import torch
 import torch.distributed as dist
@@ -30,8 +31,11 @@ def main() -> None:
 
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
+    try:
+        data = digits()
+    except syncopate.SyncopateError as error:  # scikit-learn is missing
+        sys.exit(f"error: {error}" if rank == 0 else 1)
 
-    data = digits()
     model = resnet20().model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
     progress = Progress(console=Console(stderr=True), disable=rank != 0)

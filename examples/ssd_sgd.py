@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 
 import torch
 import torch.distributed as dist
@@ -34,6 +35,10 @@ def main() -> None:
 
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
+    try:
+        data = digits()
+    except syncopate.SyncopateError as error:  # scikit-learn is missing
+        sys.exit(f"error: {error}" if rank == 0 else 1)
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // world_size))
 
     model = resnet20().model
@@ -47,7 +52,6 @@ def main() -> None:
         )
     model, optimizer = syncopate.distribute(model, optimizer, delay=delay)
 
-    data = digits()
     for epoch in range(arguments.epochs):
         batches = data.batches(arguments.batch_size, epoch=epoch, rank=rank, world_size=world_size)
         for inputs, targets in batches:

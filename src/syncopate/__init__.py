@@ -70,62 +70,62 @@ if TYPE_CHECKING:
     from syncopate.tracing.capture import pause, trace
     from syncopate.validation.validate import validate
 
-__version__ = "0.2.0"
+    __all__ = [
+        "ArtifactError",
+        "CalibrationError",
+        "Cluster",
+        "CollectiveError",
+        "Communicator",
+        "Delay",
+        "Distributed",
+        "EngineError",
+        "ExtensionError",
+        "InvalidValueError",
+        "KVStore",
+        "LocalSGD",
+        "ParameterServerError",
+        "Plan",
+        "PlanError",
+        "Prices",
+        "ScheduleError",
+        "SyncopateError",
+        "Timeline",
+        "UnknownNameError",
+        "Variation",
+        "WhatIf",
+        "Workload",
+        "__version__",
+        "analyze",
+        "bench",
+        "calibrate",
+        "check",
+        "compare",
+        "ddp",
+        "declare_optimizer",
+        "difference",
+        "distribute",
+        "estimate",
+        "explain",
+        "fsdp2",
+        "make_fsdp_plan",
+        "make_plan",
+        "pause",
+        "profile",
+        "publish",
+        "read_logs",
+        "recorded_workload",
+        "register_backend",
+        "replay",
+        "report",
+        "simulate",
+        "trace",
+        "validate",
+        "watch",
+        "whatif",
+        "workload_of",
+    ]
 
-__all__ = [
-    "ArtifactError",
-    "CalibrationError",
-    "Cluster",
-    "CollectiveError",
-    "Communicator",
-    "Delay",
-    "Distributed",
-    "EngineError",
-    "ExtensionError",
-    "InvalidValueError",
-    "KVStore",
-    "LocalSGD",
-    "ParameterServerError",
-    "Plan",
-    "PlanError",
-    "Prices",
-    "ScheduleError",
-    "SyncopateError",
-    "Timeline",
-    "UnknownNameError",
-    "Variation",
-    "WhatIf",
-    "Workload",
-    "__version__",
-    "analyze",
-    "bench",
-    "calibrate",
-    "check",
-    "compare",
-    "ddp",
-    "declare_optimizer",
-    "difference",
-    "distribute",
-    "estimate",
-    "explain",
-    "fsdp2",
-    "make_fsdp_plan",
-    "make_plan",
-    "pause",
-    "profile",
-    "publish",
-    "read_logs",
-    "recorded_workload",
-    "register_backend",
-    "replay",
-    "report",
-    "simulate",
-    "trace",
-    "validate",
-    "watch",
-    "whatif",
-    "workload_of",
-]
+__version__ = "0.2.0"
 
 _MODULES = {
     "calibrate": "calibration.calibrate",
@@ -181,17 +181,59 @@ _MODULES = {
     "Workload": "artifacts.workload",
 }
 
+_NEEDED = {
+    "torch": {
+        "Communicator",
+        "Distributed",
+        "KVStore",
+        "bench",
+        "calibrate",
+        "check",
+        "ddp",
+        "declare_optimizer",
+        "distribute",
+        "estimate",
+        "fsdp2",
+        "profile",
+        "publish",
+        "register_backend",
+        "workload_of",
+    },
+    "zmq": {"KVStore"},
+}
+"""Package that an extra brings -> the names that are loaded with it alone."""
+
 
 def __getattr__(name: str) -> Any:
+    if name == "__all__":
+        return _loadable()
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    try:
+        module = import_module(f"{__name__}.{_MODULES[name]}")
+    except ModuleNotFoundError as error:
+        needed = str(error.name).partition(".")[0]
+        if needed not in _NEEDED or not _is_missing(needed):
+            raise
+        errors = import_module(f"{__name__}.errors")
+        raise errors.MissingPackageError(f"{__name__}.{name}", needed) from None
+    value = getattr(module, name)
     globals()[name] = value
     return value
 
 
+def _loadable() -> list[str]:
+    """Return the public names that what is installed suffices for: ``import *`` loads them all."""
+    without = (names for package, names in _NEEDED.items() if _is_missing(package))
+    return sorted({*_MODULES, "__version__"}.difference(*without))
+
+
+def _is_missing(package: str) -> bool:
+    return not sys.modules.get(package) and find_spec(package) is None
+
+
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_loadable()})
 
 
 def _tell_torch() -> None:

@@ -7,7 +7,9 @@ line prints the message alone and exits with the class's ``exit_code``.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable
+from typing import ClassVar
 
 _OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
@@ -25,13 +27,31 @@ def visible(text: str) -> str:
     return _OBEYED.sub(lambda found: ascii(found.group())[1:-1], text)
 
 
-class SyncopateError(Exception):
-    """Base of every error that is meant for the user; the message is complete by itself."""
+def one_line(text: str) -> str:
+    r"""Return a text as :func:`visible` does, its new lines shown too.
 
+    For names of files, and names from files: one with a new line would print a line of its own,
+    which reads as if we had written it.
+
+    Example:
+        >>> print(one_line("a\nerror: b"))
+        a\nerror: b
+    """
+    return visible(text).replace("\n", r"\n")
+
+
+class SyncopateError(Exception):
+    """Base of every error that is meant for the user; the message is complete by itself.
+
+    A message is one line, except where it may quote what other programs said.
+    """
+
+    _many_lines: ClassVar[bool] = False
     exit_code = 1
 
     def __str__(self) -> str:
-        return visible(super().__str__())
+        told = super().__str__()
+        return visible(told) if self._many_lines else one_line(told)
 
 
 _SHOWN = 200
@@ -101,6 +121,37 @@ class ArtifactError(SyncopateError):
         self.reason = reason
 
 
+EXTRAS = {
+    "jinja2": ("html", "jinja2>=3.1"),
+    "pandas": ("pandas", "pandas>=2"),
+    "pyroute2": ("lab", "pyroute2>=0.9"),
+    "sklearn": ("zoo", "scikit-learn>=1.4"),
+    "torch": ("train", "torch>=2.11,<2.14"),
+    "zmq": ("server", "pyzmq>=26"),
+}
+"""Module that may be missing -> the extra that brings it, and its package, as in pyproject.toml."""
+
+
+def how_to_install(module: str) -> str:
+    """Return what installs a module of :data:`EXTRAS` for this Python: two ways, in one line."""
+    extra, package = EXTRAS[module]
+    return f"{sys.executable} -m pip install '{package}', or from the clone '.[{extra}]'"
+
+
+class MissingPackageError(SyncopateError, ModuleNotFoundError):
+    """A package that an extra brings is not installed.
+
+    Args:
+        what: what needs it, as the user knows it.
+        module: its name in :data:`EXTRAS`, as it is imported; the error's ``name``.
+    """
+
+    def __init__(self, what: str, module: str) -> None:
+        package = re.split("[<>=]", EXTRAS[module][1])[0]
+        told = f"{what} needs {package}, which is not installed: {how_to_install(module)}"
+        super().__init__(told, name=module)
+
+
 class ExtensionError(SyncopateError):
     """An algorithm or a policy of an installed package that cannot be used."""
 
@@ -134,6 +185,8 @@ class CollectiveError(SyncopateError):
         ranks: the ranks held responsible, lost or late; empty when unknown.
     """
 
+    _many_lines = True
+
     def __init__(self, collective: str, reason: str, ranks: Iterable[int] = ()) -> None:
         super().__init__(f"{collective}: {reason}")
         self.collective = collective
@@ -143,6 +196,8 @@ class CollectiveError(SyncopateError):
 class EngineError(SyncopateError):
     """A training set-up or step that the engine cannot carry out."""
 
+    _many_lines = True
+
 
 class ParameterServerError(SyncopateError):
     """A parameter server, or the job around it, that cannot go on.
@@ -151,6 +206,8 @@ class ParameterServerError(SyncopateError):
         reason: what happened, which rank caused it and what would help.
         workers: the workers held responsible; empty when there are none.
     """
+
+    _many_lines = True
 
     def __init__(self, reason: str, workers: Iterable[int] = ()) -> None:
         super().__init__(reason)

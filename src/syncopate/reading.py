@@ -1,7 +1,8 @@
 """Reading: files that others wrote, unpacked and as UTF-8, within limits.
 
 What cannot be one of our files is refused before it fills the memory: a device, which never ends; a
-pipe that does not end; a compressed file that unpacks to many times what any of ours does.
+pipe that does not end; a compressed file that unpacks to many times what any of ours does. So is a
+named pipe, which may have nobody who writes into it: what reads it would wait for ever.
 Windows writes text with a byte order mark, or as UTF-16; both are read as UTF-8.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import re
 import stat
 import sys
 from pathlib import Path
@@ -29,6 +31,10 @@ _FREE_BYTES = 64 * MIB
 """Any compressed file may unpack to so much."""
 
 _PIECE_BYTES = 4 * MIB
+_DESCRIPTORS = re.compile(r"/dev/(stdin|fd/\d+)|/proc/(self|\d+)/fd/\d+")
+"""What a shell calls its pipes, of which it opened the other end: ``/dev/stdin``, ``<(...)``."""
+
+_NAMED_PIPE = "this is a named pipe and not a regular file; give a file, or /dev/stdin"
 _GZIP = b"\x1f\x8b"
 _UTF_8, _UTF_16 = b"\xef\xbb\xbf", (b"\xff\xfe", b"\xfe\xff")
 
@@ -37,18 +43,16 @@ def opened(path: str | os.PathLike[str]) -> IO[bytes]:
     """Open a file to be read, from its beginning as often as one likes.
 
     Args:
-        path: a file, compressed or not, or a pipe.
+        path: a file, compressed or not, or a pipe of the shell's.
 
     Returns:
         What it holds, unpacked; text that begins with a byte order mark as UTF-8 without it.
 
     Raises:
         OSError: it cannot be read.
-        ArtifactError: a device, or a pipe with more than ``MOST_BYTES``.
+        ArtifactError: a device, a named pipe, or a pipe with more than ``MOST_BYTES``.
     """
-    mode = Path(path).stat().st_mode
-    if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
-        raise ArtifactError(path, "this is a device; give a file")
+    mode = require_file(path)
     file: IO[bytes] = Path(path).open("rb")  # noqa: SIM115  # the caller closes it
     try:
         if not stat.S_ISREG(mode):
@@ -69,12 +73,27 @@ def opened(path: str | os.PathLike[str]) -> IO[bytes]:
     return file
 
 
+def require_file(path: str | os.PathLike[str]) -> int:
+    """Refuse what could be read for ever, or would be waited for; return the file's mode.
+
+    Raises:
+        OSError: there is no such file.
+        ArtifactError: a device, or a named pipe.
+    """
+    mode = Path(path).stat().st_mode
+    if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+        raise ArtifactError(path, "this is a device; give a file")
+    if stat.S_ISFIFO(mode) and not _DESCRIPTORS.fullmatch(os.fspath(path)):
+        raise ArtifactError(path, _NAMED_PIPE)
+    return mode
+
+
 def read_whole(path: str | os.PathLike[str], most_bytes: int = MOST_BYTES) -> bytes:
     """Return all that a file holds, as :func:`opened` gives it.
 
     Raises:
         OSError: it cannot be read.
-        ArtifactError: a device, or more than ``most_bytes``.
+        ArtifactError: a device, a named pipe, or more than ``most_bytes``.
     """
     with opened(path) as file:
         return _whole(file, path, most_bytes)

@@ -12,7 +12,7 @@ from html import escape
 from importlib import import_module
 from typing import Any, Protocol
 
-from syncopate.errors import SyncopateError
+from syncopate.errors import MissingPackageError, one_line
 from syncopate.units import format_bytes, format_rate, format_seconds
 
 PRINTED = 12
@@ -50,7 +50,7 @@ class Shown:
 
     def __repr__(self: Result) -> str:
         """Return a line; ``str()`` has the rows as well."""
-        return f"<{type(self).__name__}: {self.summary()[0]}>"
+        return f"<{type(self).__name__}: {one_line(self.summary()[0])}>"
 
     def __str__(self: Result) -> str:
         """Return the sentences and the first rows as text."""
@@ -60,12 +60,12 @@ class Shown:
             "  ".join(cell.rjust(width) for cell, width in zip(row, wide, strict=True))
             for row in (heads, *cells)
         ]
-        return "\n".join((*self.summary(), *(lines if cells else ()), *left_out))
+        return "\n".join((*map(one_line, self.summary()), *(lines if cells else ()), *left_out))
 
     def _repr_html_(self: Result) -> str:
         """Return what a notebook shows: the sentences, and the first rows as a table."""
         heads, cells, left_out = _written(self.rows())
-        title, *others = self.summary()
+        title, *others = map(one_line, self.summary())
         said = "".join(f"<li>{escape(text)}</li>" for text in (*others, *left_out))
         lines = [_line(heads, "th"), *(_line(row, "td") for row in cells)]
         table = f"<table>{''.join(lines)}</table>" if cells else ""
@@ -79,12 +79,12 @@ class Shown:
         """Return all rows as a ``pandas.DataFrame``; its columns have the units in their names.
 
         Raises:
-            SyncopateError: pandas is not installed.
+            MissingPackageError: pandas is not installed.
         """
         try:
             pandas = import_module("pandas")
         except ImportError:
-            raise SyncopateError("to_pandas() needs pandas: pip install pandas") from None
+            raise MissingPackageError("to_pandas()", "pandas") from None
         return pandas.DataFrame(self.frame())
 
 
@@ -105,7 +105,7 @@ def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def _written(rows: list[Row]) -> tuple[list[str], list[list[str]], tuple[str, ...]]:
     """Return headings, the cells of the first rows, and how many others there are."""
     heads = [_heading(name) for name in rows[0]] if rows else []
-    cells = [[_cell(name, row[name]) for name in rows[0]] for row in rows[:PRINTED]]
+    cells = [[one_line(_cell(name, row[name])) for name in rows[0]] for row in rows[:PRINTED]]
     more = len(rows) - len(cells)
     return heads, cells, (f"and {more:,} more rows; to_pandas() has all",) if more else ()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 
 import pytest
 
@@ -37,7 +38,7 @@ def test_every_error_is_a_syncopate_error_with_an_exit_code():
     classes = [
         c for _, c in inspect.getmembers(errors, inspect.isclass) if c.__module__ == errors.__name__
     ]
-    assert len(classes) == 12
+    assert len(classes) == 13
     for cls in classes:
         assert issubclass(cls, errors.SyncopateError)
         assert cls.exit_code in (1, 2)
@@ -47,6 +48,17 @@ def test_every_error_is_a_syncopate_error_with_an_exit_code():
 def test_wrong_values_are_value_errors_and_usage_errors(cls):
     assert issubclass(cls, ValueError)
     assert cls.exit_code == 2
+
+
+def test_of_a_missing_package_both_ways_to_install_it_are_said():
+    missing = errors.MissingPackageError("an HTML page", "jinja2")
+    assert isinstance(missing, ModuleNotFoundError)
+    assert (missing.name, missing.exit_code) == ("jinja2", 1)
+    assert str(missing) == (
+        "an HTML page needs jinja2, which is not installed: "
+        f"{sys.executable} -m pip install 'jinja2>=3.1', or from the clone '.[html]'"
+    )
+    assert "needs scikit-learn, which" in str(errors.MissingPackageError("the demo", "sklearn"))
 
 
 def test_what_a_terminal_would_obey_is_shown():
@@ -59,3 +71,16 @@ def test_what_a_terminal_would_obey_is_shown():
 def test_nothing_given_is_said_so():
     told = str(errors.InvalidValueError("--nodes", None, "an integer >= 1"))
     assert told == "--nodes is not given; it must be an integer >= 1"
+
+
+def test_a_name_with_a_new_line_makes_no_line_of_its_own():
+    assert errors.one_line("a\nb\x85\u2028\tc\x1b") == r"a\nb\x85\u2028" + "\tc" + r"\x1b"
+    told = r"a\nerror: forged: no"
+    assert str(errors.ArtifactError("a\nerror: forged", "no")) == told
+    assert str(errors.PlanError("a\nerror: forged: no")) == told
+
+
+def test_what_other_programs_said_keeps_its_lines():
+    for cls in (errors.EngineError, errors.ParameterServerError):
+        assert str(cls("it said:\nno\x1b")) == "it said:\nno" + r"\x1b"
+    assert str(errors.CollectiveError("barrier", "it said:\nno")) == "barrier: it said:\nno"

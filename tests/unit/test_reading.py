@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import os
 import random
-import threading
 
 import pytest
 
@@ -37,13 +36,24 @@ def test_a_device_is_refused():
         reading.read_whole("/dev/zero")
 
 
-def test_a_pipe_is_read_to_its_end(tmp_path):
+@pytest.mark.parametrize("place", ["/dev/fd", "/proc/self/fd"])
+def test_a_pipe_of_the_shell_is_read_to_its_end(place):
+    if not os.path.isdir(place):
+        pytest.skip(f"no {place} here")
+    mine, others = os.pipe()
+    try:
+        os.write(others, TEXT.encode())
+        os.close(others)
+        assert reading.read_whole(f"{place}/{mine}") == TEXT.encode()
+    finally:
+        os.close(mine)
+
+
+def test_a_named_pipe_is_refused_and_not_waited_for(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    writer = threading.Thread(target=lambda: pipe.open("wb").write(TEXT.encode()))
-    writer.start()
-    assert reading.read_whole(pipe) == TEXT.encode()
-    writer.join()
+    with pytest.raises(ArtifactError, match="pipe: this is a named pipe and not a regular file"):
+        reading.read_whole(pipe)
 
 
 def test_more_than_the_most_is_refused(tmp_path):

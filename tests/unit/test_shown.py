@@ -6,6 +6,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from msgspec import structs
 
 from syncopate.errors import SyncopateError
 from syncopate.planning.planner import make_plan
@@ -65,7 +66,7 @@ def test_pandas_gets_plain_values_and_is_asked_for_where_it_is_missing(monkeypat
     monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=lambda rows: rows))
     assert result.to_pandas() == result.rows()
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(SyncopateError, match="pip install pandas"):
+    with pytest.raises(SyncopateError, match="pip install 'pandas>=2', or from"):
         result.to_pandas()
 
 
@@ -92,3 +93,10 @@ def test_artefacts_are_a_line_and_a_table(monkeypatch):
 def test_a_table_in_markdown_has_a_line_for_each_row_and_no_bars_in_its_cells():
     text = markdown_table(("a", "b"), [("x\ny", "1|2"), ("", "-")])
     assert text == "| a | b |\n| --- | --- |\n| x y | 1\\|2 |\n|  | - |\n"
+
+
+def test_a_name_makes_no_line_of_its_own():
+    work = structs.replace(examples.workload(), model="a\nerror: forged\x1b")
+    assert repr(work).startswith(r"<Workload: a\nerror: forged\x1b")
+    assert str(work).startswith(r"a\nerror: forged\x1b")
+    assert r"a\nerror: forged\x1b" in work._repr_html_()

@@ -2,7 +2,8 @@
 
 Each file is one JSON object that opens with its ``kind`` and ``schema_version``. Decoding is
 strict: an unknown field, a missing one, a wrong type, a value that breaks its rule, a truncated
-file, another kind or a newer version is refused with path, field and reason, never half-read.
+file, another kind or a newer version is refused with path, field and reason, never half-read. Of a
+field that stands twice in an object the last counts, as in Python's own ``json``.
 Writing is atomic: a reader sees the old file or the new one (:mod:`syncopate.output`).
 """
 

@@ -48,18 +48,22 @@ def _overrun(cluster: Cluster) -> list[str]:
 
 
 def _few_sizes(cluster: Cluster) -> list[str]:
+    """Return what to say of each collective with a curve that has too few sizes for its fit."""
     said = []
     for collective in dict.fromkeys(curve.collective for curve in cluster.curves):
-        sizes = {
-            point.nbytes
-            for curve in cluster.curves
-            if curve.collective == collective
-            for point in curve.points
-        }
-        if len(sizes) < FEWEST:
-            shown = " and ".join(format_bytes(size) for size in sorted(sizes))
-            said.append(
-                f"{collective} was measured at {shown} alone: what other sizes take is a guess; "
-                "calibrate again with a larger --budget, or more --sizes"
-            )
+        found: dict[tuple[int, ...], list[str]] = {}  # sizes -> algorithms measured at these alone
+        for curve in cluster.curves:
+            sizes = tuple(sorted({point.nbytes for point in curve.points}))
+            if curve.collective == collective and len(sizes) < FEWEST:
+                found.setdefault(sizes, []).append(curve.algorithm)
+        if not found:
+            continue
+        where = "; ".join(
+            f"{' and '.join(map(format_bytes, sizes))} alone ({', '.join(algorithms)})"
+            for sizes, algorithms in found.items()
+        )
+        said.append(
+            f"{collective} was measured at {where}: what other sizes take is a guess; "
+            "calibrate again with a larger --budget, or more --sizes"
+        )
     return said

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -49,34 +51,58 @@ def not_json(data: bytes | str, error: str) -> tuple[str, str]:
     """
     text = data.decode(errors="replace") if isinstance(data, bytes) else data
     damaged = f"not valid JSON (damaged or truncated): {error}"
-    if not _NO_NUMBER.search(text):
+    if not _NO_NUMBER.search(text) and "out of range" not in error:
         return damaged, ""
     try:
-        found = next(_constants(json.loads(text, parse_constant=_Constant), "$"), None)
+        raw = json.loads(
+            text, parse_constant=_NoNumber, parse_float=_float_or_text, parse_int=_int_or_text
+        )
+        found = next(_faults(raw, "$"), None)
     except (ValueError, RecursionError):
         return damaged, ""
     if found is None:
         return damaged, ""
     field, word = found
+    if isinstance(word, _TooLarge):
+        told = word if len(word) <= _SHOWN else f"{word[:_SHOWN]} .. ({len(word)} digits)"
+        return f"{told} is out of range; numbers are below {sys.float_info.max:.1e}", field
     return f"{word} is no number of JSON; it must be a finite one", field
 
 
 _NO_NUMBER = re.compile(r"\bNaN\b|\bInfinity\b")
 
 
-class _Constant(str):
+_SHOWN = 40
+"""So many digits of a number that is out of range are shown."""
+
+
+class _NoNumber(str):
     """A word that Python's encoder writes for what is no number of JSON."""
 
     __slots__ = ()
 
 
-def _constants(found: Any, place: str) -> Iterator[tuple[str, str]]:
-    """Yield where such words stand, and which."""
-    if isinstance(found, _Constant):
-        yield place, str(found)
+class _TooLarge(_NoNumber):
+    """A number that no float can hold, as it is written."""
+
+    __slots__ = ()
+
+
+def _float_or_text(text: str) -> float | _TooLarge:
+    return float(text) if math.isfinite(float(text)) else _TooLarge(text)
+
+
+def _int_or_text(text: str) -> int | _TooLarge:
+    return int(text) if len(text) <= sys.float_info.max_10_exp else _TooLarge(text)
+
+
+def _faults(found: Any, place: str) -> Iterator[tuple[str, _NoNumber]]:
+    """Yield where such words and numbers stand, and which."""
+    if isinstance(found, _NoNumber):
+        yield place, found
     elif isinstance(found, dict):
         for name, value in found.items():
-            yield from _constants(value, f"{place}.{name}")
+            yield from _faults(value, f"{place}.{name}")
     elif isinstance(found, list):
         for index, value in enumerate(found):
-            yield from _constants(value, f"{place}[{index}]")
+            yield from _faults(value, f"{place}[{index}]")

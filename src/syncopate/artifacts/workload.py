@@ -23,6 +23,8 @@ from syncopate.units import dtype_bytes, format_bytes, format_count, format_seco
 _ROUNDING = 1e-12
 """Times that differ by less, as a share of an iteration, differ by the rounding of their sums."""
 
+_MOST_BYTES = 2**63 - 1
+
 TIMES = "times"
 """The entry of a workload's metadata that says what its times are an assumption about; there is
 none where they were measured."""
@@ -62,7 +64,9 @@ class GradientTensor(Record, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.numel < 0:
             raise InvalidValueError(f"numel of {self.name}", self.numel, "an integer >= 0")
-        dtype_bytes(self.dtype)
+        if self.nbytes > _MOST_BYTES:
+            rule = f"at most {_MOST_BYTES // dtype_bytes(self.dtype)}: a tensor has 2**63 - 1 bytes"
+            raise InvalidValueError(f"numel of {self.name}", self.numel, rule)
         require_time(f"backward_s of {self.name}", self.backward_s)
         require_time(f"forward_s of {self.name}", self.forward_s)
 

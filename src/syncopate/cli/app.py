@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from typing import Annotated
+from collections.abc import Callable
+from functools import wraps
+from typing import Annotated, Any
 
 import typer
 
@@ -13,7 +15,8 @@ from syncopate.cli.bench import bench
 from syncopate.cli.calibrate import calibrate
 from syncopate.cli.choose import choose
 from syncopate.cli.common.completion import completion
-from syncopate.cli.common.console import out
+from syncopate.cli.common.console import options_given, out
+from syncopate.cli.common.group import Commands
 from syncopate.cli.compare import compare
 from syncopate.cli.convert import convert
 from syncopate.cli.demo.command import demo
@@ -31,6 +34,7 @@ from syncopate.cli.report import report
 from syncopate.cli.watch import watch
 
 app = typer.Typer(
+    cls=Commands,
     name="syncopate",
     help="Moves gradient communication off the critical path: measure, plan, run, predict.",
     epilog="The usual order: calibrate, profile, plan. SYNCOPATE_DEBUG=1 shows tracebacks.",
@@ -74,16 +78,30 @@ def flowing(text: str) -> str:
     return "\n\n".join(p if "\n " in f"\n{p}" else p.replace("\n", " ") for p in paragraphs)
 
 
-def _let_help_flow(commands: typer.Typer) -> None:
+def _noted(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a command that notes what it was given, so that no output is a file that it reads."""
+
+    @wraps(command)
+    def noted(**given: Any) -> Any:
+        options_given.set(given)
+        return command(**given)
+
+    return noted
+
+
+def _prepare(commands: typer.Typer) -> None:
     for command in commands.registered_commands:
-        if command.help is None and command.callback is not None:
+        if command.callback is None:
+            continue
+        if command.help is None:
             command.help = flowing(command.callback.__doc__ or "")
+        command.callback = _noted(command.callback)
     for group in commands.registered_groups:
         if group.typer_instance is not None:
-            _let_help_flow(group.typer_instance)
+            _prepare(group.typer_instance)
 
 
-_let_help_flow(app)
+_prepare(app)
 
 
 def _show_version(wanted: bool) -> None:

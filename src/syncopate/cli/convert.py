@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 import syncopate
-from syncopate.cli.common.console import note, progress_bar, say_written
+from syncopate.cli.common.console import note, progress_bar, require_outputs, say_written
 from syncopate.cli.common.machines import Sources, sources
 from syncopate.cli.common.options import grouped
 from syncopate.cli.common.timelines import read_recorded, table_options
@@ -153,14 +153,21 @@ def convert(
     if to not in (CLUSTER, *RULES, *TIMELINES):
         raise UnknownNameError("format", to, (*TIMELINES, CLUSTER, *RULES))
     tuner.require_meant(to)
-    if to in OF_RANKS and is_standard_output(output):
-        raise InvalidValueError("--output", str(output), f"a folder: {to} has a file of each rank")
+    _require_output(to, output)
     if to in (CLUSTER, *RULES):
         cluster = _from_logs(given, beside) if logs else given.cluster()
         files = {"": cluster.to_json() if to == CLUSTER else _rules(cluster, to, tuner).encode()}
     else:
         files = _recorded(given.recorded(), to, table)
     say_written(*(write_output(output / name, content) for name, content in files.items()))
+
+
+def _require_output(to: str, output: Path) -> None:
+    """Refuse an output that is read, or that is no place for what is written."""
+    if to not in OF_RANKS:
+        require_outputs(False, ("--output", output))
+    elif is_standard_output(output):
+        raise InvalidValueError("--output", str(output), f"a folder: {to} has a file of each rank")
 
 
 def _are_logs(given: Sources, beside: Beside, to: str | None) -> bool:

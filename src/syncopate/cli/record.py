@@ -13,8 +13,18 @@ import typer
 from syncopate.cli.common.console import say_written
 from syncopate.errors import InvalidValueError
 
-
 _PYTHON = re.compile(r"python[\d.]*")
+
+
+def _without_python(script: list[str], module: bool) -> tuple[list[str], bool]:
+    """Return what ``python`` was to run, and whether that is a module."""
+    if len(script) > 1 and _PYTHON.fullmatch(Path(script[0]).name):
+        if script[1] == "-m" and len(script) > 2:
+            return script[2:], True
+        script = script[1:]
+    if not module and not Path(script[0]).is_file():
+        raise InvalidValueError("SCRIPT", script[0], "a Python file")
+    return script, module
 
 
 def record(
@@ -23,7 +33,7 @@ def record(
         list[str],
         typer.Argument(
             metavar="SCRIPT",
-            help="A Python file, and the arguments it is given; `python` before it changes nothing.",
+            help="A Python file and its arguments; `python` before it changes nothing.",
         ),
     ],
     output: Annotated[
@@ -58,13 +68,7 @@ def record(
     from syncopate.tracing.foreign.recording.recorded_file import LIMIT_BYTES
     from syncopate.tracing.retention import retention
 
-    if len(script) > 1 and _PYTHON.fullmatch(Path(script[0]).name):
-        script = script[1:]
-        if script[0] == "-m" and len(script) > 1:
-            module, script = True, script[1:]
-    name, *arguments = script
-    if not module and not Path(name).is_file():
-        raise InvalidValueError("SCRIPT", name, "a Python file")
+    (name, *arguments), module = _without_python(script, module)
     rank, world_size = _number("RANK", 0), _number("WORLD_SIZE", 1)
     leave()
     held, keep = reserve(os.environ, entries), retention(limit_bytes_default=LIMIT_BYTES)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from syncopate.cli.common.console import err, note, out, say_json, show
-from syncopate.errors import InvalidValueError
+from syncopate.cli.common.console import note, out, remark, say_json, show
+from syncopate.errors import InvalidValueError, one_line
 from syncopate.runs.defaults import LAST_WATCHED
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def _follow(one: Watch, interval_s: float, json: bool) -> None:
 
     console = out()
     if why := one.waits_for:
-        err().print(f"waiting: {why}", style="dim", soft_wrap=True, markup=False)
+        remark(f"waiting: {why}")
         while one.waits_for:
             time.sleep(min(interval_s, 1.0))
     if json or not console.is_terminal:
@@ -88,7 +88,7 @@ def _follow(one: Watch, interval_s: float, json: bool) -> None:
             if json:
                 say_json(line_of(found))
             else:
-                console.print(found.summary()[0], soft_wrap=True, markup=False)
+                console.print(one_line(found.summary()[0]), soft_wrap=True, markup=False)
             time.sleep(max(interval_s, took_s / _SHARE))
     with Live(console=console, auto_refresh=False, transient=False) as live:
         while True:

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from syncopate.errors import SyncopateError
+from syncopate.errors import MissingPackageError, SyncopateError
 
 _CAP_NET_ADMIN = 12
 _CAP_SYS_ADMIN = 21
@@ -33,7 +33,7 @@ def why_not() -> str | None:
             f"namespaces, and this process lacks them; {hint}"
         )
     if importlib.util.find_spec("pyroute2") is None:
-        return "a lab needs the package pyroute2, which is not installed: pip install pyroute2"
+        return str(MissingPackageError("a lab", "pyroute2"))
     return None
 
 

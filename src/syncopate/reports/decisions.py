@@ -15,6 +15,7 @@ from syncopate.artifacts.results.decision_table import (
     DecisionTable,
     SizeRange,
 )
+from syncopate.errors import one_line
 from syncopate.recipe import AlgorithmOptions
 from syncopate.reports.rules.counterparts import sizes_text
 from syncopate.reports.tables import ReportTable
@@ -28,7 +29,7 @@ def decision_report(table: DecisionTable) -> RenderableType:
     """Return a decision table: where it comes from, then one table per collective."""
     size = f"{format_count(table.world_size, 'rank')} on {format_count(table.hosts, 'host')}"
     head = Text.assemble(
-        (table.cluster, "bold"),
+        (one_line(table.cluster), "bold"),
         "\n" if table.cluster == size else f": {size}\n",
         ("sizes are total buffers; times are of one collective on an idle machine", "dim"),
     )
@@ -37,7 +38,7 @@ def decision_report(table: DecisionTable) -> RenderableType:
         title, style = _basis(each, table.probed)
         parts += [Text.assemble((f"\n{each.collective}", "bold"), "  ", (title, style))]
         parts += [_table(each)]
-    return Group(*parts, *(Text(line, style="dim") for line in _remarks(table)))
+    return Group(*parts, *(Text(one_line(line), style="dim") for line in _remarks(table)))
 
 
 def options_text(options: AlgorithmOptions) -> str:

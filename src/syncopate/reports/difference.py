@@ -14,6 +14,7 @@ from rich.text import Text
 
 from syncopate.analysis.difference import BYTES, RATE, Change, Difference, Figure, difference
 from syncopate.artifacts.timeline import Timeline
+from syncopate.errors import one_line
 from syncopate.reports.tables import titled_table
 from syncopate.units import format_bytes, format_count, format_rate, format_seconds
 
@@ -29,13 +30,13 @@ def difference_report(before: Timeline, after: Timeline) -> RenderableType:
     for letter, timeline in (("a", before), ("b", after)):
         lines.append(f"{letter}  ", style="bold")
         ranks = format_count(timeline.world_size, "rank")
-        lines.append(f"{timeline.name}, {timeline.source}: {ranks}\n")
+        lines.append(f"{one_line(f'{timeline.name}, {timeline.source}')}: {ranks}\n")
     table = titled_table("of an iteration, mean ± deviation over iterations; * beyond the spread")
     table.add_column("what", no_wrap=True)
     table.add_figures("a", "b", "b / a")
     for change in found.changes:
         table.add_row(*cells(change), style="bold" if change.differs else None)
-    return Group(lines, table, Text(f"{found.verdict}\n", style="bold"))
+    return Group(lines, table, Text(f"{one_line(found.verdict)}\n", style="bold"))
 
 
 def difference_json(before: Timeline, after: Timeline) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from syncopate.analysis.work import SEVERAL
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import FSDP, Plan
 from syncopate.artifacts.timeline import PAUSES, Timeline
+from syncopate.errors import one_line
 from syncopate.units import format_count, format_rate, format_seconds
 
 _SHOWN = 8
@@ -264,32 +265,32 @@ def explanation_report(
         recorded: the files of the recording, as one writes them in a command.
     """
     lines = Text.assemble(
-        (timeline.name, "bold"),
-        f", {timeline.source}: {format_count(timeline.world_size, 'rank')}\n",
+        (one_line(timeline.name), "bold"),
+        f", {one_line(timeline.source)}: {format_count(timeline.world_size, 'rank')}\n",
         f"an iteration takes {format_seconds(found.iteration_s)}, the mean of {found.iterations}; "
         f"the bound is {format_seconds(found.bound_s)}: {found.of_bound:.0%}\n",
         f"played again it takes {format_seconds(found.replayed_s)}: {found.error:.1%} off\n",
     )
     seen = (*_reached(timeline, cluster), *_units(timeline, found))
     for said in (*seen, *expected(found, plan), *_remarks(found)):
-        lines.append(f"{said}\n")
+        lines.append(f"{one_line(said)}\n")
     late_s = lateness(timeline)
-    parts: list[RenderableType] = [lines, Text(verdict(found), style="bold")]
-    parts += [Text(f"  - {lack}") for lack in found.abstains]
+    parts: list[RenderableType] = [lines, Text(one_line(verdict(found)), style="bold")]
+    parts += [Text(one_line(f"  - {lack}")) for lack in found.abstains]
     for number, cause in enumerate(found.causes[:_SHOWN], start=1):
         words = told(cause, found, files, recorded)
         parts.append(
             Text.assemble(
-                (f"\n{number}. {words['what']}\n", "bold"),
-                *(f"   {said}\n" for said in _gain(cause, found)),
-                *(f"   {said}\n" for said in _late(cause, found, late_s)),
-                f"   to mend it: {words['fix']}",
+                (f"\n{number}. {one_line(words['what'])}\n", "bold"),
+                *(f"   {one_line(said)}\n" for said in _gain(cause, found)),
+                *(f"   {one_line(said)}\n" for said in _late(cause, found, late_s)),
+                f"   to mend it: {one_line(words['fix'])}",
             )
         )
         if words["command"]:  # to be copied, so in one line
-            command = Text(f"   $ {words['command']}", no_wrap=True, overflow="ignore")
+            command = Text(one_line(f"   $ {words['command']}"), no_wrap=True, overflow="ignore")
             parts.append(command)
-    parts += [Text(f"\n{said}") for said in _altogether(found)]
+    parts += [Text(f"\n{one_line(said)}") for said in _altogether(found)]
     return Group(*parts, Text())
 
 

@@ -12,6 +12,7 @@ from rich.text import Text
 from syncopate.analysis.phases import Phases, last_iteration_s, mean, phases
 from syncopate.analysis.ranks.arrivals import arrivals, lateness
 from syncopate.artifacts.timeline import Timeline
+from syncopate.errors import one_line
 from syncopate.reports.tables import titled_table
 from syncopate.units import format_count, format_seconds
 
@@ -52,8 +53,8 @@ def phases_report(timeline: Timeline) -> RenderableType:
     means = [mean([phase for phase in found if phase.iteration == number]) for number in numbers]
     last = means[-1]
     lines = Text.assemble(
-        (timeline.name, "bold"),
-        f", {timeline.source}: {format_count(timeline.world_size, 'rank')}\n",
+        (one_line(timeline.name), "bold"),
+        f", {one_line(timeline.source)}: {format_count(timeline.world_size, 'rank')}\n",
         f"an iteration takes {format_seconds(last_iteration_s(timeline))}, "
         f"computation {format_seconds(last.computation_s)}, "
         f"communication {format_seconds(last.communication_s)}, {last.overlap_ratio:.0%} hidden",
@@ -97,7 +98,7 @@ def lateness_report(timeline: Timeline) -> RenderableType:
             lines.append(
                 f"rank {rank} comes later than the others to {', '.join(late[:_NAMED])}{more}"
             )
-    return Text("\n".join((*lines[:_NAMED], ARRIVALS_ALONE)))
+    return Text("\n".join((*map(one_line, lines[:_NAMED]), ARRIVALS_ALONE)))
 
 
 def _add(table: Table, number: int, phase: Phases) -> None:

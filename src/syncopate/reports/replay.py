@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from syncopate.analysis.replay.elsewhere import Elsewhere, Spent
+from syncopate.errors import one_line
 from syncopate.reports.tables import titled_table
 from syncopate.units import format_count, format_seconds
 
@@ -29,8 +30,9 @@ def replay_report(found: Elsewhere) -> RenderableType:
     """
     before_s, after_s = found.medians_s
     said = Text.assemble(
-        (found.recorded.name, "bold"),
-        f": {format_count(found.recorded.world_size, 'rank')}, played on {found.network}\n",
+        (one_line(found.recorded.name), "bold"),
+        f": {format_count(found.recorded.world_size, 'rank')}, "
+        f"played on {one_line(found.network)}\n",
         f"the median iteration took {format_seconds(before_s)}, and takes "
         f"{format_seconds(after_s)} there ({_change(before_s, after_s)})",
     )

@@ -13,6 +13,8 @@ from rich.style import StyleType
 from rich.table import Column, Table
 from rich.text import Text
 
+from syncopate.errors import one_line
+
 _LEAST = 18
 """Columns of text that may be folded are folded to no less than this, unless they are narrower."""
 
@@ -42,8 +44,8 @@ class ReportTable(Table):
         style: StyleType | None = None,
         end_section: bool = False,
     ) -> None:
-        """Add a row; strings are taken as they are."""
-        cells = (escape(cell) if isinstance(cell, str) else cell for cell in renderables)
+        """Add a row; strings are taken as they are, in one line."""
+        cells = (escape(one_line(cell)) if isinstance(cell, str) else cell for cell in renderables)
         super().add_row(*cells, style=style, end_section=end_section)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -97,7 +99,7 @@ class ReportTable(Table):
 def titled_table(title: str) -> ReportTable:
     """Return an empty table under a quiet title."""
     return ReportTable(
-        title=escape(f" {title}"),
+        title=escape(f" {one_line(title)}"),
         title_justify="left",
         title_style="dim",
         caption_justify="left",

@@ -19,6 +19,7 @@ from syncopate.artifacts.plan import Bucket, Plan, Prediction
 from syncopate.artifacts.results.benchmark import BUS_FACTORS
 from syncopate.artifacts.sharding import Sharding, blocks
 from syncopate.artifacts.workload import Workload
+from syncopate.errors import one_line
 from syncopate.reports.decisions import options_text
 from syncopate.reports.tables import ReportTable, titled_table
 from syncopate.units import format_bytes, format_count, format_rate, format_seconds
@@ -28,7 +29,7 @@ def cluster_report(cluster: Cluster) -> RenderableType:
     """Return a cluster: warnings, levels, and each measured collective's fits and curves."""
     interference = cluster.interference
     lines = Text.assemble(
-        (cluster.name, "bold"),
+        (one_line(cluster.name), "bold"),
         f": {format_count(cluster.world_size, 'rank')}\n",
         f"reduction {1 / cluster.reduction_s_per_byte / 1e9:.2f} GB/s per rank; "
         if cluster.reduction_s_per_byte
@@ -36,7 +37,9 @@ def cluster_report(cluster: Cluster) -> RenderableType:
         f"beside a collective computation runs at {interference.compute_rate:.0%}, "
         f"beside computation a collective takes {interference.collective_stretch:.2f}x",
     )
-    warnings = [Text(f"warning: {warning}", style="bold yellow") for warning in cluster.warnings]
+    warnings = [
+        Text(one_line(f"warning: {warning}"), style="bold yellow") for warning in cluster.warnings
+    ]
     parts: list[RenderableType] = [lines, *warnings, _levels(cluster)]
     for collective in dict.fromkeys(curve.collective for curve in cluster.curves):
         curves = [curve for curve in cluster.curves if curve.collective == collective]
@@ -48,7 +51,7 @@ def workload_report(workload: Workload, top: int = 10) -> RenderableType:
     """Return a workload: its times, and its ``top`` largest gradient tensors."""
     beside = workload.interference
     lines = Text.assemble(
-        (workload.model, "bold"),
+        (one_line(workload.model), "bold"),
         f": {len(workload.tensors)} gradient tensors, {format_bytes(workload.nbytes)}\n",
         f"computation {format_seconds(workload.compute_s)} = "
         f"forward {format_seconds(workload.forward_s)} + "
@@ -140,9 +143,9 @@ def interval_text(prediction: Prediction) -> str:
 def plan_report(plan: Plan, most: int = 40) -> RenderableType:
     """Return one plan: what it expects and its first ``most`` buckets in launch order."""
     lines = Text.assemble(
-        (f"{plan.policy} plan", "bold"),
-        f" for {plan.model} on {plan.cluster or 'an unnamed cluster'}: "
-        f"{format_count(plan.world_size, 'rank')}, {format_count(len(plan.buckets), 'bucket')}, "
+        (one_line(f"{plan.policy} plan"), "bold"),
+        one_line(f" for {plan.model} on {plan.cluster or 'an unnamed cluster'}: ")
+        + f"{format_count(plan.world_size, 'rank')}, {format_count(len(plan.buckets), 'bucket')}, "
         f"exchange {plan.exchange}, channels {plan.channels}",
     )
     if plan.wire_dtype:
@@ -154,7 +157,7 @@ def plan_report(plan: Plan, most: int = 40) -> RenderableType:
     if plan.sharding is not None:
         lines.append(_units_text(plan, plan.sharding))
     if plan.reason:
-        lines.append(f"\n{plan.reason}")
+        lines.append(f"\n{one_line(plan.reason)}")
     prediction = plan.prediction
     if prediction is not None:
         lines.append(

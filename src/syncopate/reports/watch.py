@@ -12,6 +12,7 @@ from rich.text import Text
 
 from syncopate.analysis.ranks.by_rank import RankFigures
 from syncopate.artifacts.timeline import Timeline
+from syncopate.errors import one_line
 from syncopate.reports.tables import titled_table
 from syncopate.shown import Row, Shown
 from syncopate.units import format_bytes, format_rate, format_seconds
@@ -123,7 +124,7 @@ def watch_line(run: Watched) -> str:
 def watch_report(run: Watched) -> RenderableType:
     """Return a table with a row for each rank, and what stands beside it."""
     if not run.ranks and not run.nodes:
-        return Text(watch_line(run))
+        return Text(one_line(watch_line(run)))
     table = titled_table(f"{run.name}{f': plan {run.plan}' if run.plan else ''}")
     table.add_figures("rank", "iteration", "step", "exposed")
     table.add_figures("waiting for\nothers", "bytes", "busbw")
@@ -144,9 +145,9 @@ def watch_report(run: Watched) -> RenderableType:
     if run.nodes:
         parts.append(_nodes(run.nodes))
     if run.quiet:
-        parts.append(Text(run.quiet, style="bold yellow"))
+        parts.append(Text(one_line(run.quiet), style="bold yellow"))
     if run.cause:
-        parts.append(Text(run.cause, style="bold"))
+        parts.append(Text(one_line(run.cause), style="bold"))
     return Group(*parts)
 
 

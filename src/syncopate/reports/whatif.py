@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from syncopate.artifacts.results.whatif import BEST, PLANS, Outcome, Point, WhatIf
+from syncopate.errors import one_line
 from syncopate.reports.tables import titled_table
 from syncopate.units import format_seconds
 
@@ -27,11 +28,11 @@ def whatif_report(found: WhatIf) -> RenderableType:
     parts: list[RenderableType] = [_points(found)]
     if found.changes:
         parts.append(_changes(found))
-    parts += [Text(f"assumed: {text}", style="dim") for text in found.assumptions]
-    parts.append(Text(f"intervals: {found.interval}\n", style="dim"))
+    parts += [Text(one_line(f"assumed: {text}"), style="dim") for text in found.assumptions]
+    parts.append(Text(f"intervals: {one_line(found.interval)}\n", style="dim"))
     if not found.complete:
         parts.append(Text("The sweep was interrupted: this is what was done.", "bold"))
-    parts.append(Text("\n".join(found.sentences)))
+    parts.append(Text("\n".join(map(one_line, found.sentences))))
     return Group(*parts)
 
 

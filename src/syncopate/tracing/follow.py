@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncopate.errors import ArtifactError
+from syncopate.reading import require_file
 from syncopate.tracing.blocks import HEADER, NOTE, RECORDS, Blocks, whole_blocks
 from syncopate.tracing.recorder import RECORD
 from syncopate.tracing.run import PATTERN, Run, of_last_run, run_of
@@ -57,7 +58,9 @@ class Growing:
 
         Raises:
             OSError: it cannot be read.
+            ArtifactError: a device, or a named pipe.
         """
+        require_file(self.path)
         with self.path.open("rb") as file:
             now = os.fstat(file.fileno())
             self.written_s = now.st_mtime

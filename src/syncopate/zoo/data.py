@@ -13,7 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from syncopate.errors import InvalidValueError, SyncopateError
+from syncopate.errors import (
+    InvalidValueError,
+    MissingPackageError,
+    SyncopateError,
+    how_to_install,
+)
 
 _TEST_SHARE = 0.2
 
@@ -70,7 +75,8 @@ def digits() -> Digits:
     """Return the digits in a fixed stratified split.
 
     Raises:
-        SyncopateError: scikit-learn is not installed.
+        MissingPackageError: scikit-learn is not installed.
+        SyncopateError: it cannot be imported.
     """
     images, targets, split = _load()
     train, test = split(
@@ -93,11 +99,11 @@ def _load() -> tuple[Any, Any, Any]:
         from sklearn.datasets import load_digits  # noqa: PLC0415 - an optional dependency
         from sklearn.model_selection import train_test_split  # noqa: PLC0415
     except ImportError as error:
-        missing = isinstance(error, ModuleNotFoundError)
-        why = "is not installed" if missing else f"cannot be imported: {error}"
+        if isinstance(error, ModuleNotFoundError) and str(error.name).startswith("sklearn"):
+            raise MissingPackageError("the digits data set", "sklearn") from None
         raise SyncopateError(
-            f"the digits data set comes with scikit-learn, which {why}; "
-            "run: pip install scikit-learn"
+            f"the digits data set needs scikit-learn, which cannot be imported: {error}; "
+            f"to install it anew: {how_to_install('sklearn')}"
         ) from None
     bunch = load_digits()
     return bunch.images, bunch.target, train_test_split

@@ -42,3 +42,19 @@ def test_doubts_are_what_calibration_wrote_and_what_it_did_not_once_each():
     (overrun,) = disturbed(cluster)
     assert doubts(replace(cluster, warnings=("a slow host", overrun))) == ("a slow host", overrun)
     assert doubts(replace(cluster, warnings=("a slow host",))) == ("a slow host", overrun)
+
+
+def test_two_sizes_are_doubted_where_other_algorithms_were_measured_at_others():
+    cluster = _calibrated()
+    (curve,) = cluster.curves[:1]
+    first, second, third = curve.points
+    curves = (
+        replace(curve, algorithm="ring", points=(first, second)),
+        replace(curve, algorithm="direct", points=(first, third)),
+        replace(curve, algorithm="recursive", points=(first, second, third)),
+    )
+    (said,) = disturbed(replace(cluster, curves=curves))
+    assert said.startswith(
+        "all_reduce was measured at 1.0 KiB and 2.0 KiB alone (ring); "
+        "1.0 KiB and 4.0 KiB alone (direct): what other sizes take is a guess"
+    )

@@ -18,6 +18,7 @@ NO_NUMBER = "is no number of JSON; it must be a finite one"
     [
         ('{"a": [1, {"b": NaN}]}', (f"NaN {NO_NUMBER}", "$.a[1].b")),
         (b"[-Infinity]", (f"-Infinity {NO_NUMBER}", "$[0]")),
+        ('{"a": [NaN, 1e999]}', (f"NaN {NO_NUMBER}", "$.a[0]")),
         ('{"a": ', ("not valid JSON (damaged or truncated): what", "")),
         ('{"a": "NaN", ', ("not valid JSON (damaged or truncated): what", "")),
     ],
@@ -31,3 +32,15 @@ def test_a_rule_that_is_broken_is_told_with_the_field_that_breaks_it():
     raw["levels"][1]["latency_s"] = -1.0
     with pytest.raises(ArtifactError, match=r"at \$\.levels\[1\]\.latency_s: latency_s is -1\.0"):
         Cluster.from_json(msgspec.json.encode(raw))
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [("1e999", "1e999"), ("-1e999", "-1e999"), ("9" * 10_000, "9" * 40 + " .. (10000 digits)")],
+)
+def test_a_number_that_no_float_holds_is_told_with_its_field(number, shown):
+    text = examples.cluster().to_json().decode()
+    with pytest.raises(ArtifactError) as refused:
+        Cluster.from_json(text.replace('"latency_s": 5e-6', f'"latency_s": {number}'), "c.json")
+    told = f"c.json at $.levels[0].latency_s: {shown} is out of range; numbers are below 1.8e+308"
+    assert str(refused.value) == told

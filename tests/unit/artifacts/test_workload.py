@@ -108,6 +108,7 @@ def test_a_workload_is_not_scaled_by_nonsense(factor):
         (lambda: _workload(_tensor(), backward_s=0.5), r"at least the sum over the tensors, 1\.0"),
         (lambda: _workload(_tensor(), backward_s=math.nan), "backward_s is nan"),
         (lambda: _tensor(numel=-1), "numel of w is -1"),
+        (lambda: _tensor(numel=2**61), "numel of w is .*; it must be at most 2305843009213693951"),
         (lambda: _tensor(backward_s=-1.0), "backward_s of w is -1.0"),
         (lambda: _tensor(forward_s=math.inf), "forward_s of w is inf"),
         (lambda: _tensor(forward_s=1e308), r"forward_s of w is 1e\+308; .* at most 1e\+15"),

@@ -30,6 +30,21 @@ def text():
     return bench_page(benchmark)
 
 
+def test_what_a_terminal_would_obey_is_shown_in_the_text_and_in_the_data(monkeypatch):
+    benchmark = examples.benchmark()
+    evil = structs.replace(benchmark, metadata={"command": "run\x1b[2J\x07\r\u202e"})
+    text = bench_page(evil)
+    assert not set(text) & set("\x1b\x00\x07\r\u202e")
+    assert r"run\x1b[2J\x07\r\u202e" in text
+    monkeypatch.setattr(page, "_read", lambda name: "{{ name }}<script>{{ data }}</script>")
+    data = {"a\x1b": ["b\x07", ("c\u202e", 1), None]}
+    shown = page.render_page("any.html", data, name="d\u202e<")
+    told, _, script = shown.partition("<script>")
+    assert told == r"d\u202e&lt;"
+    shown_data = json.loads(script.removesuffix("</script>"))
+    assert shown_data == {r"a\x1b": [r"b\x07", [r"c\u202e", 1], None]}
+
+
 def test_the_page_needs_nothing_from_elsewhere(text):
     assert len(text) < 100_000
     assert not re.search(r"(src|href)\s*=|@import|url\(|https?://", text)
@@ -106,5 +121,7 @@ def test_hosts_are_counted():
 
 def test_missing_packages_are_named_with_how_to_install_them(monkeypatch):
     monkeypatch.setattr(page, "_NEEDED", "no_such_package")
-    with pytest.raises(SyncopateError, match=r"needs no_such_package: pip install jinja2"):
+    with pytest.raises(
+        SyncopateError, match=r"an HTML page needs jinja2, .* install 'jinja2>=3.1'"
+    ):
         page.require_html()

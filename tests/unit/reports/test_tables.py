@@ -89,3 +89,14 @@ def test_headings_and_short_words_stay_whole_at_60_columns(report):
             cells = [word for cell in column.cells for word in str(cell).split()]
             short = {word.strip(",") for word in (*heading, *cells) if len(word) <= 18}
             assert short <= words
+
+
+def test_names_make_no_lines_of_their_own():
+    table = titled_table("a\x07\nerror: forged")
+    table.add_column("tensor")
+    table.add_row("b\nerror: forged")
+    for width in (60, 10):
+        lines = [line.strip() for line in examples.text(table, width).splitlines()]
+        assert not [line for line in lines if line.startswith("error:")]
+    assert r"a\x07\nerror: " in examples.text(table)
+    assert r"b\nerror: forged" in examples.text(table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -109,3 +110,9 @@ def test_files_of_something_else_are_refused(tmp_path: Path) -> None:
     (tmp_path / "rank-0.trace").mkdir()
     with pytest.raises(ArtifactError, match="none of its files can be read"):
         Follower(tmp_path, LAST).look()
+
+
+def test_a_named_pipe_among_the_files_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "rank-0.trace")
+    with pytest.raises(ArtifactError, match=r"rank-0\.trace: this is a named pipe"):
+        Growing(tmp_path / "rank-0.trace", LAST).look()

@@ -227,8 +227,8 @@ def _contradicted(replay: Replay, gained_s: float, noise_s: float, left_s: float
 
 def _unknown_clocks(clocks_s: float, recorded_s: float) -> str:
     return (
-        f"the clocks of hosts agree to {clocks_s / recorded_s:.0%} of an iteration, and nothing that "
-        "costs more stands out: set them by NTP or PTP, or record by `syncopate.trace`, which "
+        f"the clocks of hosts agree to {clocks_s / recorded_s:.0%} of an iteration, and nothing "
+        "that costs more stands out: set them by NTP or PTP, or record by `syncopate.trace`, which "
         "compares them"
     )
 

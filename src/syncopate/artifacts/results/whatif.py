@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from syncopate.artifacts.artifact import Artifact, Record
+from syncopate.artifacts.artifact import TOO_DEEP, Artifact, Record
 from syncopate.artifacts.plan import Prediction
 from syncopate.errors import ArtifactError, InvalidValueError
 from syncopate.reading import read_whole
@@ -344,6 +344,8 @@ class Prices(Record, frozen=True, kw_only=True):
             raise ArtifactError(path, reason) from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ArtifactError(path, f"not valid TOML: {error}") from None
+        except RecursionError:
+            raise ArtifactError(path, TOO_DEEP) from None
         try:
             return msgspec.convert(raw, cls, strict=False)
         except msgspec.ValidationError as error:

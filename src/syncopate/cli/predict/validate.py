@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from syncopate.cli.common.console import err, out, progress_bar, require_outputs, say_written
+from syncopate.cli.common.console import (
+    err,
+    out,
+    progress_bar,
+    remark,
+    require_outputs,
+    say_written,
+)
 from syncopate.output import is_standard_output, write_output
 from syncopate.validation.grid import POINTS
 
@@ -86,7 +93,7 @@ def _tell(found: Validation, output: Path, page: Path | None) -> None:
     piped = page if is_standard_output(page) else output
     out(beside=piped).print(validation_table(found))
     for name, why in found.missing.items():
-        err().print(f"{name}: not measured: {why}", style="yellow", markup=False)
+        remark(f"{name}: not measured: {why}", "yellow")
     if page is not None:
         write_output(page, document(found).encode())
     say_written(output, page)

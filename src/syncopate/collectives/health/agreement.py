@@ -14,18 +14,28 @@ from typing import TypeVar
 
 from syncopate.collectives.health.blame import Call
 from syncopate.collectives.messages.objects import Objects
-from syncopate.errors import CollectiveError
+from syncopate.errors import CollectiveError, InvalidValueError
 
 VARIABLE = "SYNCOPATE_CHECK"
-"""The environment variable that switches the comparison on: anything but empty or ``0``."""
+"""The environment variable that switches the comparison on or off; off where it is not set."""
+
+_ON, _OFF = ("1", "on", "yes", "true"), ("", "0", "off", "no", "false")
 
 _ROW_BYTES = 160
 _Result = TypeVar("_Result")
 
 
 def wanted() -> bool:
-    """Say whether the environment asks for the comparison; must be the same on all ranks."""
-    return os.environ.get(VARIABLE, "0") not in {"", "0"}
+    """Say whether the environment asks for the comparison; must be the same on all ranks.
+
+    Raises:
+        InvalidValueError: it says something else than on or off.
+    """
+    said = os.environ.get(VARIABLE, "")
+    if said.lower() not in (*_ON, *_OFF):
+        rule = f"{', '.join(_ON)} to compare, or {', '.join(filter(None, _OFF))} not to"
+        raise InvalidValueError(VARIABLE, said, rule)
+    return said.lower() in _ON
 
 
 def checked(

@@ -19,6 +19,7 @@ import os
 import re
 import secrets
 import threading
+import zlib
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -28,9 +29,11 @@ from zmq.utils import z85
 
 from syncopate.errors import ArtifactError
 from syncopate.output import write_output
+from syncopate.reading import read_whole
 
 _HEAD = "syncopate-job-key-1"
 _LINE = re.compile(rf"{_HEAD} ([0-9a-f]{{64}})\s*")
+_MOST_BYTES = 4096
 _ZAP = "inproc://zeromq.zap.01"
 
 
@@ -73,8 +76,8 @@ def load_key(path: Path | None) -> JobKey | None:
     if path is None:
         return None
     try:
-        mode, text = path.stat().st_mode, path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
+        mode, text = path.stat().st_mode, read_whole(path, _MOST_BYTES).decode()
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise ArtifactError(path, f"cannot read this job key: {error}") from None
     if mode & 0o077:
         raise ArtifactError(path, f"others may read this job key: chmod 600 {path}")

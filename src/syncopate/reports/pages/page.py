@@ -10,7 +10,7 @@ from importlib import import_module, resources
 from importlib.util import find_spec
 from typing import Any
 
-from syncopate.errors import SyncopateError
+from syncopate.errors import MissingPackageError, visible
 
 _NEEDED = "jinja2"
 
@@ -19,10 +19,10 @@ def require_html() -> None:
     """Refuse when a page could not be written; ask before anything is measured for it.
 
     Raises:
-        SyncopateError: a package is missing; says how to install it.
+        MissingPackageError: says how to install it.
     """
     if find_spec(_NEEDED) is None:
-        raise SyncopateError(f"an HTML page needs {_NEEDED}: pip install jinja2")
+        raise MissingPackageError("an HTML page", "jinja2")
 
 
 def render_page(template: str, data: Any, **values: Any) -> str:
@@ -35,21 +35,37 @@ def render_page(template: str, data: Any, **values: Any) -> str:
             with ``{{ data }}``.
         values: further values for the template, escaped where they stand.
 
+    In both, what a terminal would obey is shown: names from files may hold it.
+
     Raises:
-        SyncopateError: a package is missing.
+        MissingPackageError: Jinja is not installed.
     """
     require_html()
     jinja2, markupsafe = import_module("jinja2"), import_module("markupsafe")
     environment = jinja2.Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=lambda value: visible(value) if type(value) is str else value,
     )
     environment.globals["raw"] = lambda name: markupsafe.Markup(_read(name))
     # "</script>" inside a script would end it, and "<!--" begin a comment, wherever they stand.
-    text = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    text = json.dumps(_visible(data), allow_nan=False, separators=(",", ":"))
+    text = text.replace("<", "\\u003c")
     page: str = environment.from_string(_read(template)).render(
         **values, data=markupsafe.Markup(text)
     )
     return page
+
+
+def _visible(data: Any) -> Any:
+    """Return data whose texts hold nothing that a browser would obey, as :func:`visible` has it."""
+    if isinstance(data, str):
+        return visible(data)
+    if isinstance(data, dict):
+        return {_visible(key): _visible(value) for key, value in data.items()}
+    return [_visible(value) for value in data] if isinstance(data, list | tuple) else data
 
 
 def _read(name: str) -> str:

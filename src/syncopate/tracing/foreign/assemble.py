@@ -3,8 +3,8 @@
 The k-th all-reduce of an iteration is called ``bucket k``, as DDP's are, unless gradients travel by
 reduce-scatters; the k-th of another collective by its name and k. A span begins when its rank came
 to the collective. Where the tool does not say when it ended, the next step tells
-(:mod:`syncopate.tracing.foreign.fitted`). Where there is none it ends where every rank that is needed
-had come: it cannot have ended before. So waiting for a late rank is exact, up to the clocks.
+(:mod:`syncopate.tracing.foreign.fitted`). Where there is none it ends where every rank that is
+needed had come: it cannot have ended before. So waiting for a late rank is exact, up to the clocks.
 """
 
 from __future__ import annotations
@@ -58,10 +58,7 @@ def timeline_of(
         _moved(trace, round(clock.seconds * 1e9))
         for trace, clock in zip(traces, clocks, strict=True)
     ]
-    origin_ns = min(_moments(traces), default=None)
-    if origin_ns is None:
-        rule = "at least one collective or step of an optimizer"
-        raise InvalidValueError("the ranks' recording", "empty", rule)
+    origin_ns = _origin_ns(traces)
     traces = [_moved(trace, origin_ns) for trace in traces]
     found, how = iterations(traces)
     numbered = [_iterations(trace, found) for trace in traces]
@@ -90,19 +87,23 @@ def timeline_of(
         *_notes(traces, world_size, fitted),
         *_clock_notes(traces, clocks),
     ]
-    metadata = {"tool": traces[0].tool, "exchange": exchange}
-    metadata["clock_error_s"] = f"{max(_errors_s(clocks)):.9f}"
-    if all(one.detail.startswith("gloo:") for trace in traces for one in trace.launches):
-        metadata["device"] = "cpu"
-    hosts = {trace.host for trace in traces}
-    if not hosts & {"", traces[0].tool}:
-        metadata[HOSTS] = str(len(hosts))
-    if gradients := usual(trace.gradients for trace in traces):
-        metadata[GRADIENTS] = to_text(gradients)
+    metadata = {**_metadata(traces), "clock_error_s": f"{max(_errors_s(clocks)):.9f}"}
     metadata |= {f"{NOTE}{number}": text for number, text in enumerate(filter(None, said))}
     made = merge(by_rank, name=name, metadata=metadata)
     told = len(groups) > 1 or any(group.ranks or group.description for group in groups)
     return replace(made, groups=groups) if told else made
+
+
+def _metadata(traces: Sequence[RankTrace]) -> dict[str, str]:
+    found = {"tool": traces[0].tool, "exchange": _exchange(traces)}
+    if all(one.detail.startswith("gloo:") for trace in traces for one in trace.launches):
+        found["device"] = "cpu"
+    hosts = {trace.host for trace in traces}
+    if not hosts & {"", traces[0].tool}:
+        found[HOSTS] = str(len(hosts))
+    if gradients := usual(trace.gradients for trace in traces):
+        found[GRADIENTS] = to_text(gradients)
+    return found
 
 
 def _groups(traces: Sequence[RankTrace]) -> tuple[Group, ...]:
@@ -165,6 +166,14 @@ def _moved(trace: RankTrace, by_ns: int) -> RankTrace:
         ),
         marks=tuple((moment - by_ns, number) for moment, number in trace.marks),
     )
+
+
+def _origin_ns(traces: Sequence[RankTrace]) -> int:
+    origin_ns = min(_moments(traces), default=None)
+    if origin_ns is None:
+        rule = "at least one collective or step of an optimizer"
+        raise InvalidValueError("the ranks' recording", "empty", rule)
+    return origin_ns
 
 
 def _moments(traces: Sequence[RankTrace]) -> Iterator[int]:

@@ -1,9 +1,9 @@
 """Fitted: when collectives ended of which no tool says it, as the steps of the training tell.
 
-torch's flight recorder does not note when Gloo's collectives end. No rank begins its step before all
-gradients are there, so the last collective of an iteration is over when the first rank begins its
-step. Those before it go one behind the other, at the same rate. What ranks do between their last
-collective and their step, such as clipping, counts as transfer: nothing tells the two apart.
+torch's flight recorder does not note when Gloo's collectives end. No rank begins its step before
+all gradients are there, so the last collective of an iteration is over when the first rank begins
+its step. Those before it go one behind the other, at the same rate. What ranks do between their
+last collective and their step, such as clipping, counts as transfer: nothing tells the two apart.
 """
 
 from __future__ import annotations

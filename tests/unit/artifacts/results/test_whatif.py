@@ -63,6 +63,7 @@ def test_prices_are_read_from_a_file(tmp_path):
         ("epoch_samples = 1\ngpu = 2", "prices.toml.*gpu"),
         ("gpu_hour = 1.0", "prices.toml.*epoch_samples"),
         ("epoch_samples = 1\ngpu_hour = -1", "finite number >= 0"),
+        ("a = " + "[" * 100_000, "prices.toml: arrays or objects stand inside each other deeper"),
         ("epoch_samples = ", "prices.toml: not valid TOML"),
     ],
 )

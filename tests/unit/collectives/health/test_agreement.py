@@ -6,7 +6,7 @@ import pytest
 
 from syncopate.collectives.health import agreement
 from syncopate.collectives.health.blame import Call
-from syncopate.errors import CollectiveError
+from syncopate.errors import CollectiveError, InvalidValueError
 
 
 class Told:
@@ -36,3 +36,23 @@ def test_titles_of_any_length_are_told_apart_by_their_ends(length: int) -> None:
     compare(call, call)
     with pytest.raises(CollectiveError, match="the ranks disagree about what comes next"):
         compare(call, other)
+
+
+@pytest.mark.parametrize(
+    ("said", "wanted"),
+    [(None, False), ("", False), *((one, True) for one in ("1", "on", "Yes", "TRUE"))]
+    + [(one, False) for one in ("0", "off", "no", "False")],
+)
+def test_the_environment_switches_it(monkeypatch, said, wanted) -> None:
+    monkeypatch.delenv(agreement.VARIABLE, raising=False)
+    if said is not None:
+        monkeypatch.setenv(agreement.VARIABLE, said)
+    assert agreement.wanted() is wanted
+
+
+def test_another_word_is_no_switch(monkeypatch) -> None:
+    monkeypatch.setenv(agreement.VARIABLE, "maybe")
+    with pytest.raises(
+        InvalidValueError, match="SYNCOPATE_CHECK is 'maybe'; it must be 1, on, yes"
+    ):
+        agreement.wanted()

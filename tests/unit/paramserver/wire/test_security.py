@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from syncopate.errors import ArtifactError
@@ -40,3 +42,13 @@ def test_what_is_no_key_is_refused(tmp_path, text):
         load_key(path)
     with pytest.raises(ArtifactError, match="cannot read"):
         load_key(tmp_path / "missing.key")
+
+
+def test_a_device_or_a_long_file_is_not_read_as_a_key(tmp_path):
+    with pytest.raises(ArtifactError, match=r"/dev/zero: this is a device"):
+        load_key(Path("/dev/zero"))
+    path = tmp_path / "job.key"
+    path.touch(mode=0o600)
+    path.write_text("x" * 5000)
+    with pytest.raises(ArtifactError, match=r"longer than 4\.0 KiB"):
+        load_key(path)

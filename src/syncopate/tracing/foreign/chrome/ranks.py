@@ -2,8 +2,8 @@
 
 A trace says its rank where the profiler ran after the process group was made. Else the name of the
 file has to: ``rank3.json``, or the one number in which the names differ. Several files of one rank
-are windows of its training where they lie one behind the other, and the profiler goes on counting its
-steps. Where it begins anew, as in a folder in which two trainings wrote, the last one is read.
+are windows of its training where they lie one behind the other, and the profiler goes on counting
+its steps. Where it begins anew, as in a folder in which two trainings wrote, the last one is read.
 
 A rank whose profiler did not number its iterations counts them from 0. Beside others it takes the
 numbers that these have at the same times.
