@@ -530,6 +530,11 @@ DDP_FIRST_BUCKET_BYTES = 1 * MIB
 """What DistributedDataParallel fills its first bucket to."""
 
 
+def plain_name(name: str) -> str:
+    """Return a parameter's name without what ``torch.compile`` puts into it."""
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
+
+
 def filled(nbytes: Iterable[float], bucket_bytes: int = DDP_BUCKET_BYTES) -> tuple[int, ...]:
     """Return the ends of buckets that are filled to a size, as DistributedDataParallel fills them.
 

@@ -25,8 +25,8 @@ from syncopate.c10d.collectives import Planner, swap
 from syncopate.c10d.identity import Identity
 from syncopate.c10d.messages import Message, Messages
 from syncopate.c10d.reductions import Reduction
-from syncopate.c10d.rows import Rows
-from syncopate.c10d.torch_compat import reduction_of
+from syncopate.c10d.rows import Rows, require_writable
+from syncopate.c10d.torch_compat import reduction_of, uncompiled
 from syncopate.c10d.works import GroupError, Submitted, Together
 from syncopate.collectives import transport
 from syncopate.collectives.communicator import Communicator
@@ -57,6 +57,7 @@ def made(options: Any, given: Any) -> Group:
     return Group(options, given)
 
 
+@uncompiled
 class Group(Identity):
     """A process group; see the module.
 
@@ -429,6 +430,7 @@ class Group(Identity):
 
     def _submit(self, label: str, body: Body, results: Sequence[Tensor], opts: Any) -> Submitted:
         """Hand a collective to the communicator; wait for it where the caller is to."""
+        require_writable(label, results)
         self._sequence += 1
         later = opts is None or opts.asyncOp
         try:

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from syncopate.c10d.rows import Rows, raw
-from syncopate.c10d.torch_compat import Work, follow
+from syncopate.c10d.rows import Rows, raw, require_writable
+from syncopate.c10d.torch_compat import Work, follow, uncompiled
 from syncopate.c10d.works import GroupError, Named
 from syncopate.collectives import transport
 from syncopate.collectives.health.detector import FailureDetector
@@ -27,6 +27,7 @@ _MOST_TAG = (1 << 30) - 1
 """Tags beyond it are the communicator's own."""
 
 
+@uncompiled
 class Message(Work):  # type: ignore[misc]
     """A message under way.
 
@@ -134,6 +135,7 @@ class Messages:
         Raises: as :meth:`send`.
         """
         row = self._checked("recv", tensor, peer, tag)
+        require_writable("recv", [tensor])
         label = "message from any rank" if peer is None else f"message from rank {peer}"
         room = row.room()
 

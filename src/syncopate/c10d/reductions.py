@@ -66,7 +66,10 @@ class Reduction:
         elif torchs != "SUM":
             fits &= not dtype.is_complex
         if not fits:
+            of_floats = torchs in _SCALED and not dtype.is_floating_point
             rule = "SUM, or another reduction of such elements; other dtypes have to be converted"
+            if of_floats:
+                rule = f"SUM, or the tensor of floating point: {torchs} multiplies by fractions"
             raise InvalidValueError(f"reduction of {dtype} in {what}", torchs, rule)
 
     def before(self, row: Tensor) -> Tensor:

@@ -84,6 +84,25 @@ class Rows:
                 tensor.copy_(piece.view(tensor.shape))
 
 
+def require_writable(what: str, tensors: Sequence[Tensor]) -> None:
+    """Refuse tensors to be filled whose elements share memory, as those of ``expand`` do.
+
+    Args:
+        what: the collective, for errors.
+        tensors: what it fills.
+
+    Raises:
+        InvalidValueError: one of them is such a one.
+    """
+    for tensor in tensors:
+        dense = tensor.layout is torch.strided and tensor.numel() > 0
+        sides = zip(tensor.shape, tensor.stride(), strict=True) if dense else ()
+        if any(size > 1 and stride == 0 for size, stride in sides):
+            given = f"of shape {tuple(tensor.shape)} and strides {tensor.stride()}"
+            rule = "one with memory for every element, as .contiguous() or .clone() returns it"
+            raise InvalidValueError(f"tensor of {what}", given, rule)
+
+
 def _plain(tensor: Tensor) -> bool:
     """Say whether a tensor's memory reads as its elements do, in their order."""
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()

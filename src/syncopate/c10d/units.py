@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
-from syncopate.artifacts.plan import FSDP, Bucket, Plan
+from syncopate.artifacts.plan import FSDP, Bucket, Plan, plain_name
 from syncopate.artifacts.sharding import blocks
 from syncopate.artifacts.timelines.gradients import is_recorded
 from syncopate.errors import InvalidValueError, PlanError
@@ -82,7 +82,7 @@ def wrap(model: nn.Module, plan: Plan, how: Mapping[str, Any]) -> list[Unit]:
 def _require_fit(model: nn.Module, plan: Plan) -> None:
     """Refuse a plan for another model or number of ranks."""
     tensors = [
-        (name, one.numel(), str(one.dtype).removeprefix("torch."))
+        (plain_name(name), one.numel(), str(one.dtype).removeprefix("torch."))
         for name, one in model.named_parameters()
         if one.requires_grad
     ]
@@ -120,7 +120,7 @@ def _modules(model: nn.Module, bucket: Bucket) -> list[nn.Module]:
     Raises:
         PlanError: some parameter lies in a module that has others.
     """
-    names = {id(one): name for name, one in model.named_parameters()}
+    names = {id(one): plain_name(name) for name, one in model.named_parameters()}
     wanted = set(bucket.tensors)
     found: list[nn.Module] = []
     reached: set[str] = set()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from syncopate.c10d.torch_compat import Work, follow
+from syncopate.c10d.torch_compat import Work, follow, uncompiled
 from syncopate.collectives.handle import Handle
 from syncopate.errors import CollectiveError
 from syncopate.units import format_seconds
@@ -23,6 +23,7 @@ Named = Callable[[CollectiveError], GroupError]
 """Turns an error of a communicator into one of its process group."""
 
 
+@uncompiled
 class Submitted(Work):  # type: ignore[misc]
     """A collective that was submitted, or is over.
 
@@ -99,6 +100,7 @@ class Submitted(Work):  # type: ignore[misc]
             source.set_exception(named)  # type: ignore[arg-type]
 
 
+@uncompiled
 class Together(Work):  # type: ignore[misc]
     """Several collectives that torch waits for as one.
 

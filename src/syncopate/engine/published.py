@@ -197,7 +197,7 @@ def publish(
     """
     engine: Engine | None = getattr(model, "syncopate", None)
     if engine is None:
-        rule = "one that syncopate.distribute was called with"
+        rule = "one that syncopate.distribute was called with; of others `syncopate watch` tells"
         raise InvalidValueError("model", type(model).__name__, rule)
     if writer is None and metrics is None:
         raise InvalidValueError("writer", writer, "given, or metrics, or both")

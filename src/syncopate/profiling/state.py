@@ -9,6 +9,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from syncopate.artifacts.plan import plain_name
+
 
 @contextmanager
 def preserved(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Iterator[None]:
@@ -49,5 +51,8 @@ def preserved(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) 
 
 
 def trainable(model: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters that get a gradient, by name, a shared one once."""
-    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+    """Return the parameters that get a gradient, by name, a shared one once.
+
+    A compiled model's have the names that they have without ``torch.compile``.
+    """
+    return {plain_name(name): p for name, p in model.named_parameters() if p.requires_grad}

@@ -2,6 +2,9 @@
 
 ``torch.testing._internal.distributed.distributed_test`` has them. They are told that the backend is
 Gloo, whose tests are those of CPUs; their process groups are this backend's.
+
+torch's wheel brings no tests of ZeRO-1, FSDP and FSDP2. Of the last two it brings the programs that
+its tests run.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from tests.multiprocess.c10d import torchs_own
+from tests.multiprocess.c10d import torchs_own, torchs_programs
 from tests.multiprocess.harness import run_ranks
 
 BACKEND = "syncopate"
@@ -36,6 +39,9 @@ LEFT_OUT = {
 
 PASSED = 107
 """How many tests pass at least; torch's own decorators leave out the others."""
+
+PROGRAMS = 14
+"""How many of torch's programs of FSDP, FSDP2 and DTensor are run."""
 
 
 def source() -> str:
@@ -76,3 +82,8 @@ def test_torchs_own_tests_pass(tmp_path: Path) -> None:
         assert not failed, f"{name}\n" + "\n".join(failed)
         ends[told[0][1].partition(":")[0]] += 1
     assert ends["passed"] >= PASSED, ends
+
+
+def test_torchs_own_programs_train_as_their_twins(tmp_path: Path) -> None:
+    found = run_ranks(torchs_programs.run, RANKS, str(tmp_path), backend="cpu:syncopate")
+    assert found == [PROGRAMS] * RANKS

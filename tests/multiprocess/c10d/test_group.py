@@ -122,6 +122,14 @@ def refusals(rank: int, size: int) -> None:
     group: Any = dist.group.WORLD
     with pytest.raises(InvalidValueError, match="NCCL"):
         dist.all_reduce(torch.ones(1, device="meta"))
+    expanded = torch.ones(1).expand(5)
+    with pytest.raises(InvalidValueError, match="memory for every element"):
+        dist.all_reduce(expanded)
+    with pytest.raises(InvalidValueError, match="memory for every element"):
+        dist.recv(expanded, (rank + 1) % size)
+    whole = torch.empty(5 * size)
+    dist.all_gather_single(whole, expanded)  # what is only read may be so, and the group goes on
+    assert whole.tolist() == [1.0] * 5 * size
     with pytest.raises(InvalidValueError, match="another rank of the group"):
         dist.isend(torch.ones(1), rank)
     with pytest.raises(InvalidValueError, match=r"in 0\.\."):

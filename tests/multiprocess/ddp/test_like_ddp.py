@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import shutil
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -13,11 +14,14 @@ import torch
 import torch.distributed as dist
 from msgspec.structs import replace
 from torch import nn
+from torch._dynamo.backends.distributed import DDPOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from syncopate.artifacts.plan import Plan
+from syncopate.artifacts.plan import DDP_FIRST_BUCKET_BYTES, Plan
+from syncopate.engine.distribute import distribute
 from tests.multiprocess.ddp.cases import SIZES, Twins, bucket_bytes, carried, logged, plan_for
 from tests.multiprocess.engine.cases import (
+    TIMEOUT_S,
     convnet,
     data,
     in_parts,
@@ -204,14 +208,71 @@ def compiled(rank: int, world_size: int) -> None:
     for each in twins.both:
         train_convnet(torch.compile(each, backend="aot_eager"), rank, each.parameters(), 4)
     twins.require_alike(bits=world_size == 2)
-    inside = Twins(rank, world_size, lambda: torch.compile(convnet(), backend="aot_eager"))
-    for each in inside.both:
-        train_convnet(each, rank, each.parameters(), 4)
-    inside.require_alike(bits=world_size == 2)
+    for plan in (plan_for, plan_of_the_plain):  # with the names of the compiled model, and without
+        inside = Twins(
+            rank, world_size, lambda: torch.compile(convnet(), backend="aot_eager"), plan
+        )
+        for each in inside.both:
+            train_convnet(each, rank, each.parameters(), 4)
+        inside.require_alike(bits=world_size == 2)
+
+
+def plan_of_the_plain(_: nn.Module, world_size: int) -> Plan:
+    """Return the plan of the model before ``torch.compile``."""
+    return plan_for(convnet(), world_size)
+
+
+def layer_compiled() -> nn.Module:
+    model = convnet()
+    model[4] = torch.compile(model[4], backend="aot_eager")
+    return model
+
+
+def compiled_and_planned_before(rank: int, world_size: int) -> None:
+    """A layer is compiled; ``distribute`` takes the plan of the plain model, too."""
+    twins = Twins(rank, world_size, layer_compiled, plan_of_the_plain)
+    for each in twins.both:
+        train_convnet(each, rank, each.parameters(), 3)
+    twins.require_alike(bits=world_size == 2)
+    for make in (layer_compiled, lambda: torch.compile(convnet(), backend="aot_eager")):
+        torch.manual_seed(rank)
+        pair = [make() for _ in range(2)]
+        optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in pair]
+        pair[1].load_state_dict(pair[0].state_dict())
+        plain = DistributedDataParallel(pair[0])
+        plan = plan_of_the_plain(pair[1], world_size)
+        distribute(pair[1], optimizers[1], plan=plan, timeout_s=TIMEOUT_S)
+        for step in range(3):
+            for each, optimizer in zip((plain, pair[1]), optimizers, strict=True):
+                optimizer.zero_grad()
+                each(data(rank, step, 6, 1, 8, 8)).square().mean().backward()
+                optimizer.step()
+        for one, other in zip(*(each.parameters() for each in pair), strict=True):
+            torch.testing.assert_close(other, one)
+
+
+def by_the_default_compiler(rank: int, world_size: int) -> None:
+    """Buckets may all be smaller than DDP's first one."""
+    twins = Twins(
+        rank, world_size, lambda: nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), plan_of
+    )
+    DDPOptimizer(twins.planned.bucket_bytes_cap, None)  # refuses one that is too small
+    for each in twins.both if shutil.which("g++") else ():
+        code = torch.compile(each)
+        for step in range(3):
+            each.zero_grad()
+            code(data(rank, step, 6, 4)).square().mean().backward()
+    twins.require_alike(bits=False)
+
+
+def compiled_cases(rank: int, world_size: int) -> None:
+    cases = (compiled, compiled_and_planned_before, by_the_default_compiler)
+    run_cases(cases, rank, world_size)
 
 
 def test_compiled_models_train_as_in_plain_ddp() -> None:
-    run_ranks(compiled, 2)
+    assert torch.distributed._DEFAULT_FIRST_BUCKET_BYTES == DDP_FIRST_BUCKET_BYTES
+    run_ranks(compiled_cases, 2)
 
 
 def buckets(rank: int, world_size: int) -> list[str]:

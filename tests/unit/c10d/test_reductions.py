@@ -40,6 +40,11 @@ def test_what_is_refused(name, dtype):
         Reduction("all_reduce", getattr(dist.ReduceOp, name), dtype, 3)
 
 
+def test_an_average_of_whole_numbers_is_said_to_need_floats():
+    with pytest.raises(InvalidValueError, match="floating point: AVG multiplies by fractions"):
+        Reduction("all_reduce", dist.ReduceOp.AVG, torch.int64, 3)
+
+
 def test_an_average_is_a_sum_divided_at_its_end():
     reduction = Reduction("all_reduce", dist.ReduceOp.AVG, torch.float32, 4)
     row = torch.full((2,), 6.0)

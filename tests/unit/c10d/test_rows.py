@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from syncopate.c10d.rows import Rows, raw
+from syncopate.c10d.rows import Rows, raw, require_writable
 from syncopate.errors import InvalidValueError
 
 
@@ -55,6 +55,14 @@ def test_bytes_of_any_dtype():
         row = torch.zeros(3, dtype=dtype)
         assert raw(row).numel() == 3 * dtype.itemsize
         assert raw(row).data_ptr() == row.data_ptr()
+
+
+def test_elements_that_share_memory_cannot_be_filled():
+    shared = torch.ones(3, 1).expand(3, 4)
+    with pytest.raises(InvalidValueError, match=r"tensor of x is .*\(3, 4\) and strides \(1, 0\)"):
+        require_writable("x", [torch.ones(2), shared])
+    fine = (torch.ones(3, 4).t(), torch.ones(1).expand(1, 1), torch.ones(1).expand(0, 1))
+    require_writable("x", [*fine, shared.clone(), torch.eye(2).to_sparse(), torch.tensor(1.0)])
 
 
 def test_what_cannot_be_carried_is_refused():

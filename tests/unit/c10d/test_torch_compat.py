@@ -41,6 +41,24 @@ def test_an_error_is_one_in_cplusplus_too():
         torch.futures.wait_all([found])
 
 
+def test_compiled_code_calls_a_method_as_it_is():
+
+    @compat.uncompiled
+    class Adding:
+        def __init__(self):
+            self.traced = []
+
+        def add(self, tensor):
+            self.traced.append(torch.compiler.is_compiling())
+            return tensor + 3
+
+    adding = Adding()
+    compiled = torch.compile(lambda x: adding.add(x * 2) + 1, backend="eager")
+    assert [compiled(torch.ones(1)).item() for _ in range(2)] == [6.0, 6.0]
+    assert adding.traced == [False, False]
+    assert inspect.signature(Adding.add).parameters.keys() == {"self", "tensor"}
+
+
 def test_groups_have_the_methods_that_torch_calls():
     """Each is one of torch's too, and takes its arguments under the same names and in order."""
     for name in compat.CALLED_FROM_C:

@@ -338,6 +338,23 @@ def _tied(subject: _Subject) -> Iterator[Finding]:
 # -- what differs, and what costs ----------------------------------------------------------------
 
 
+def _replicated(subject: _Subject) -> Iterator[Finding]:
+    found = tuple(
+        name or "the model"
+        for name, module in subject.model.named_modules()
+        if isinstance(module, nn.DataParallel)
+    )
+    if found:
+        yield Finding(
+            COSTS,
+            "a DataParallel",
+            found,
+            "on a rank that sees several GPUs it copies all weights to each of them in every "
+            "forward, and one process drives them all; on others it does nothing",
+            "give the module inside (.module), and start one rank for each GPU",
+        )
+
+
 def _complex(subject: _Subject) -> Iterator[Finding]:
     found = tuple(name for name, each in subject.trained if each.is_complex())
     if found:
@@ -397,7 +414,7 @@ def _untrained(subject: _Subject) -> Iterator[Finding]:
 _LOOKS: tuple[Callable[[_Subject], Iterator[Finding]], ...] = (
     _modules, _parameters, _optimizers,
     _steps, _step_hooks, _gradient_hooks, _embeddings, _scripts, _buffers, _tied,
-    _complex, _shared_by_optimizers, _dtypes, _untrained,
+    _replicated, _complex, _shared_by_optimizers, _dtypes, _untrained,
 )  # fmt: skip
 
 

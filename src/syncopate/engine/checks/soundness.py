@@ -15,7 +15,7 @@ once: it was built from another copy. So are the models of a GAN distributed, on
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from syncopate.artifacts.cluster import Cluster
-from syncopate.artifacts.plan import DECOUPLED, EXCHANGES, SERVED, Plan
+from syncopate.artifacts.plan import DECOUPLED, EXCHANGES, SERVED, Plan, plain_name
 from syncopate.collectives.store import Store
 from syncopate.delay import Delay, LocalSGD, delay_of
 from syncopate.engine.buckets import Trainable, dtype_name
@@ -121,6 +121,7 @@ def checks(
     ignored = ignored_names(model, given.ignore)
     yield ()
     shared, sparse, trainables = _sound_model(model, ignored, rows=True)
+    trainables = named_for(given.plan, trainables)
     yield ()
     known = tuple(dict.fromkeys(sound_optimizer(each, model) for each in optimizers))
     served = given.exchange == SERVED
@@ -173,6 +174,24 @@ def sound_parameters(
     """
     shared, _, trainables = _sound_model(model, ignored, rows=False)
     return shared, trainables
+
+
+def named_for(plan: object, trainables: Sequence[Trainable]) -> tuple[Trainable, ...]:
+    """Return the trainables by the names that plans have for them.
+
+    These are without what ``torch.compile`` puts into them, so that one plan fits a model and the
+    compiled model, but for a plan that was made from such names.
+
+    Args:
+        plan: the plan that was given, if one was.
+        trainables: by their names in the model.
+    """
+    planned = (
+        [name for one in plan.buckets for name in one.tensors] if isinstance(plan, Plan) else ()
+    )
+    if any(plain_name(name) != name for name in planned):
+        return tuple(trainables)
+    return tuple(replace(one, name=plain_name(one.name)) for one in trainables)
 
 
 def _sound_model(

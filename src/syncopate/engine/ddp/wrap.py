@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from syncopate.artifacts.cluster import robust_mean
-from syncopate.artifacts.plan import ALLREDUCE, Plan
+from syncopate.artifacts.plan import ALLREDUCE, DDP_FIRST_BUCKET_BYTES, Plan
 from syncopate.artifacts.workload import fingerprint
 from syncopate.collectives import Communicator
 from syncopate.engine import console
@@ -22,7 +22,7 @@ from syncopate.engine.buckets import Trainable
 from syncopate.engine.checks.agreement import Checks, agree
 from syncopate.engine.checks.connect import require_process_group
 from syncopate.engine.checks.fit import require_recipes, require_whole_weights, tensors_of
-from syncopate.engine.checks.soundness import sound_parameters, tensor_facts
+from syncopate.engine.checks.soundness import named_for, sound_parameters, tensor_facts
 from syncopate.engine.ddp.buckets import PlannedBuckets
 from syncopate.engine.ddp.group import group_of
 from syncopate.engine.ddp.hook import Carrier, carried_by_plan
@@ -141,11 +141,12 @@ def _checks(module: object, plan: object, options: Mapping[str, Any]) -> Checks[
         *tensor_facts("parameter", [(one.name, one.parameter) for one in trainables]),
     ]
     if plan is None:
-        return _Sound(trainables, None)
+        return _Sound(named_for(None, trainables), None)
     for name, rule in _BELONG_TO_DDP.items():
         if options.get(name):
             raise InvalidValueError(f"{name}=", options[name], rule)
     read = plan if isinstance(plan, Plan) else _read(plan)
+    trainables = named_for(read, trainables)
     require_runnable(read, trainables, dist.get_world_size(options.get("process_group")))
     yield [("the plan", hashlib.sha256(read.to_json()).hexdigest()[:16])]
     return _Sound(trainables, read)
@@ -231,5 +232,8 @@ def _wrapped(
         **{**options, "process_group": group},
         bucket_cap_mb_list=[limit / MIB for limit in limits],  # type: ignore[misc]
     )
+    # torch.compile cuts its graphs by it, and refuses one below DDP's first bucket. Buckets go by
+    # their limits.
+    model.bucket_bytes_cap = max(model.bucket_bytes_cap, DDP_FIRST_BUCKET_BYTES)
     model.register_comm_hook(Carrier(communicator, planned, rebuilt=rebuilt), carried_by_plan)
     return model

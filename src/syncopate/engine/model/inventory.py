@@ -24,6 +24,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from syncopate.artifacts.plan import plain_name
 from syncopate.engine.buckets import Trainable
 from syncopate.errors import EngineError
 
@@ -41,7 +42,8 @@ class Inventory:
 
     Attributes:
         parameters: identities of all its parameters.
-        exchanged: identity of each exchanged parameter -> its name.
+        exchanged: identity of each exchanged parameter -> its name, without what ``torch.compile``
+            puts into it.
     """
 
     def __init__(
@@ -50,7 +52,7 @@ class Inventory:
         self._model = model
         self._ignored = ignored
         self._trainables = tuple(trainables)
-        self.exchanged = {id(t.parameter): t.name for t in trainables}
+        self.exchanged = {id(t.parameter): plain_name(t.name) for t in trainables}
         self.parameters = set(self.exchanged)
         # An identity says something only while its object lives, so other parameters are kept.
         self._frozen: list[nn.Parameter] = []
@@ -110,8 +112,8 @@ class Inventory:
         """Find out what differs; note the places down anew where nothing does that matters."""
         frozen, lost = set(map(id, self._frozen)), dict.fromkeys(self.exchanged.values())
         permanent, names = True, {}
-        for name, parameter in self._model.named_parameters():
-            names[id(parameter)] = name
+        for full_name, parameter in self._model.named_parameters():
+            name = names[id(parameter)] = plain_name(full_name)
             if id(parameter) in frozen and parameter.requires_grad:
                 raise _changed(
                     f"{name!r} was frozen when distribute was called and is trained now, so the "
@@ -124,7 +126,7 @@ class Inventory:
                 # [Note: Tensors that stand in]
                 lost.pop(name, None)
                 permanent = False
-            elif name in self._ignored:
+            elif full_name in self._ignored:
                 self.parameters.add(id(parameter))
                 self._own.append(parameter)
             elif parameter.requires_grad:

@@ -132,6 +132,13 @@ REFUSALS = {
 }
 
 
+def test_a_data_parallel_is_named() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.DataParallel(nn.Linear(2, 2)))
+    assert found(syncopate.check(model, sgd(model))) == [(COSTS, "a DataParallel", ("1",))]
+    whole = nn.DataParallel(plain())
+    assert found(syncopate.check(whole, sgd(whole))) == [(COSTS, "a DataParallel", ("the model",))]
+
+
 def row(model: nn.Module, *optimizers: torch.optim.Optimizer) -> str:
     """Return what the checks of ``distribute`` refuse."""
     given = soundness.Given(None, Wishes())
