@@ -24,6 +24,7 @@ from syncopate.artifacts.cluster import Cluster, Interference
 from syncopate.artifacts.plan import ALLREDUCE, DECOUPLED, SHARDED, Plan
 from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.costs.decide.noise import DRIFT
+from syncopate.costs.model.training import stand_ins
 from syncopate.engine.selfplan.contest import BEFORE, IDEAL, MOST, Ability, Contender, alike
 from syncopate.engine.selfplan.ddp_buckets import DDP, Tensors, safe_plan
 from syncopate.engine.selfplan.wishes import Asked
@@ -292,12 +293,9 @@ def promising(contenders: Sequence[Contender]) -> list[Contender]:
 
 def _predicted(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
     """Return the plan as it is expected to go; as before, where no held step had its algorithm."""
-    try:
-        prediction = predict(with_forward(workload), plan, cluster)
-    except UnknownNameError:
-        if plan.prediction is None:
-            raise
+    if plan.prediction is not None and stand_ins(cluster, plan):
         return plan
+    prediction = predict(with_forward(workload), plan, cluster)
     changed: Plan = replace(plan, prediction=prediction)
     return changed
 
