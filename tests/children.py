@@ -43,6 +43,25 @@ def environment(*folders: Path, **added: str) -> dict[str, str]:
     return clean | {"PYTHONPATH": os.pathsep.join(path)} | added
 
 
+def run_command(line: str, folder: Path, *launcher: str) -> subprocess.CompletedProcess[str]:
+    """Run a command line of ours in a folder; return how it ended and what it wrote.
+
+    Args:
+        line: what follows ``syncopate``.
+        folder: where it runs.
+        launcher: what starts Python there, such as torchrun with its options.
+    """
+    return subprocess.run(
+        [*(launcher or (sys.executable,)), "-m", "syncopate", *line.split()],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env=environment(),
+        timeout=HANGS_S,
+    )
+
+
 def run_script(script: str) -> subprocess.CompletedProcess[str]:
     """Run ``script`` in a Python of its own; return how it ended and what it wrote."""
     return subprocess.run(

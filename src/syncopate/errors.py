@@ -122,32 +122,38 @@ class ArtifactError(SyncopateError):
 
 
 EXTRAS = {
+    "accelerate": ("frameworks", "accelerate>=1.0"),
     "jinja2": ("html", "jinja2>=3.1"),
+    "lightning": ("frameworks", "lightning>=2.6"),
+    "mpi4py": ("mpi", "mpi4py>=4.0"),
     "pandas": ("pandas", "pandas>=2"),
+    "pyarrow": ("readers", "pyarrow>=15"),
     "pyroute2": ("lab", "pyroute2>=0.9"),
     "sklearn": ("zoo", "scikit-learn>=1.4"),
     "torch": ("train", "torch>=2.11,<2.14"),
+    "transformers": ("frameworks", "transformers>=5"),
     "zmq": ("server", "pyzmq>=26"),
 }
 """Module that may be missing -> the extra that brings it, and its package, as in pyproject.toml."""
 
 
 def how_to_install(module: str) -> str:
-    """Return what installs a module of :data:`EXTRAS` for this Python: two ways, in one line."""
-    extra, package = EXTRAS[module]
-    return f"{sys.executable} -m pip install '{package}', or from the clone '.[{extra}]'"
+    """Return what installs a module for this Python, in one line; one of an extra in two ways."""
+    extra, package = EXTRAS.get(module, ("", module))
+    from_clone = f", or from the clone '.[{extra}]'" if extra else ""
+    return f"{sys.executable} -m pip install '{package}'{from_clone}"
 
 
 class MissingPackageError(SyncopateError, ModuleNotFoundError):
-    """A package that an extra brings is not installed.
+    """A package is not installed.
 
     Args:
         what: what needs it, as the user knows it.
-        module: its name in :data:`EXTRAS`, as it is imported; the error's ``name``.
+        module: its name, as it is imported; the error's ``name``.
     """
 
     def __init__(self, what: str, module: str) -> None:
-        package = re.split("[<>=]", EXTRAS[module][1])[0]
+        package = re.split("[<>=]", EXTRAS.get(module, ("", module))[1])[0]
         told = f"{what} needs {package}, which is not installed: {how_to_install(module)}"
         super().__init__(told, name=module)
 

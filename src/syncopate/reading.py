@@ -2,7 +2,7 @@
 
 What cannot be one of our files is refused before it fills the memory: a device, which never ends; a
 pipe that does not end; a compressed file that unpacks to many times what any of ours does. So is a
-named pipe, which may have nobody who writes into it: what reads it would wait for ever.
+named pipe: without a writer, what reads it would wait for ever.
 Windows writes text with a byte order mark, or as UTF-16; both are read as UTF-8.
 """
 

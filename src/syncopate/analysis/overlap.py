@@ -28,7 +28,6 @@ MOST_ITERATIONS = 32
 NOISE = 0.03
 """A rate that is lower by less than this share is taken for the same."""
 
-
 FEWEST, SCATTER = 3, 2.0
 """Iterations that tell it, at least, and by how much what they tell may differ."""
 

@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from syncopate.artifacts.results.benchmark import BARRIER, MODES, PEERS
-from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.errors import InvalidValueError, UnknownNameError, how_to_install
 from syncopate.recipe import ORDER
 from syncopate.schedules import registry
 from syncopate.schedules.conditions import conditions
 from syncopate.schedules.options import Option
 from syncopate.units import dtype_bytes
 
-MPI_NEEDED = "install an MPI library and mpi4py (pip install mpi4py), or leave mpi out of --against"
+MPI_NEEDED = (
+    f"install an MPI library and mpi4py ({how_to_install('mpi4py')}), or leave mpi out of --against"
+)
 """What to do where MPI cannot be used."""
 
 

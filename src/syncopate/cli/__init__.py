@@ -13,17 +13,13 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
-from syncopate.errors import ArtifactError, SyncopateError
+from syncopate.errors import ArtifactError, MissingPackageError, SyncopateError
 
 DEBUG = "SYNCOPATE_DEBUG"
 """Environment variable that shows tracebacks when it is set to anything but 0."""
 
-INTERRUPTED = 130
-"""Exit code after Ctrl-C."""
-
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _PRINTERS = ("rich", "click", "typer")
-_PACKAGES = {"zmq": "pyzmq", "sklearn": "scikit-learn", "torch": "'torch>=2.11,<2.14'"}
 
 
 def main() -> int:
@@ -86,7 +82,9 @@ def _run() -> int:
 
 def _ended(interrupt: BaseException) -> int:
     """Return the exit code of what a signal ended; of SIGTERM, say that it was that, once."""
-    code = int(getattr(interrupt, "exit_code", INTERRUPTED))
+    from syncopate.cli.common.ending import INTERRUPTED, code_of
+
+    code = code_of(interrupt)
     of_several = "SYNCOPATE_RENDEZVOUS" in os.environ or os.environ.get("RANK", "0") != "0"
     if code != INTERRUPTED and not of_several:
         with suppress(OSError):
@@ -108,10 +106,7 @@ def _missing(error: ImportError) -> SyncopateError:
     name = str(error.name).partition(".")[0]
     if not isinstance(error, ModuleNotFoundError):
         return SyncopateError(f"this needs {name}, which cannot be imported: {error}")
-    package = _PACKAGES.get(name, name)
-    return SyncopateError(
-        f"this needs {name}, which is not installed: {sys.executable} -m pip install {package}"
-    )
+    return MissingPackageError("this", name)
 
 
 def _printing(error: OSError) -> bool:

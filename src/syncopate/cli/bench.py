@@ -27,6 +27,7 @@ from syncopate.cli.common.console import (
     is_leader,
     note,
     out,
+    progress_bar,
     remark,
     require_outputs,
     say_json,
@@ -198,8 +199,8 @@ def _measure_or_keep(
         typer.Exit: it was ended.
     """
     rows = _Rows(len(sweep.counts), results["output"])
-    with ended_once() as ending:
-        bar = ending.progress_bar(f"measuring {sweep.collective}")
+    with ended_once():
+        bar = progress_bar(f"measuring {sweep.collective}")
         try:
             with ranks.joined(device=device) as communicator, bar as progress:
                 return _measure(communicator, sweep, effort, known, progress, rows=rows)

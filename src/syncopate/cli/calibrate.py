@@ -17,6 +17,7 @@ from syncopate.cli.common import ranks
 from syncopate.cli.common.console import (
     is_leader,
     note,
+    progress_bar,
     remark,
     require_outputs,
     save_and_show,
@@ -100,8 +101,8 @@ def _measure(device: str, told: dict[str, Any], kept: _Kept | None) -> Cluster:
     taken = Taken(None if kept is None else kept.partial)
     if kept is not None:
         kept.say_found()
-    with ended_once() as ending:
-        bar = ending.progress_bar("calibrating")
+    with ended_once():
+        bar = progress_bar("calibrating")
         try:
             with ranks.joined(device=device) as communicator, bar as progress, taken_into(taken):
                 cluster = syncopate.calibrate(communicator, **told, progress=progress)

@@ -11,7 +11,7 @@ import typer
 
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.workload import Workload
-from syncopate.cli.common.console import note, show
+from syncopate.cli.common.console import show
 from syncopate.cli.common.machines import load_cluster
 from syncopate.cli.common.options import grouped
 from syncopate.cli.common.timelines import read_recorded, table_options
@@ -63,8 +63,6 @@ def explain(
     found = replace(found, recorded=shlex.join(map(str, files)))
     if workload is not None:
         found = replace(found, files=(str(workload), str(cluster)))
-    for text in found.remarks[len(read.remarks) :]:
-        note(text)
     show(found, json)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from syncopate.errors import SyncopateError
+from syncopate.errors import MissingPackageError
 
 
 @contextmanager
@@ -17,12 +17,11 @@ def needed(name: str, package: str) -> Iterator[None]:
         package: as it is imported.
 
     Raises:
-        SyncopateError: the package is not installed.
+        MissingPackageError: the package is not installed.
     """
     try:
         yield
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != package:
             raise
-        reason = f"{name} needs {package}, which is not installed: pip install {package}"
-        raise SyncopateError(reason) from None
+        raise MissingPackageError(name, package) from None

@@ -13,7 +13,7 @@ from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import FSDP, Plan
 from syncopate.artifacts.timeline import Timeline
 from syncopate.artifacts.workload import Workload
-from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.errors import InvalidValueError
 from syncopate.planning.planner import make_plan
 
 _PACE = 3.0
@@ -83,19 +83,3 @@ def against_the_best(
     ]
     causes = sorted((*rest, Cause(PLAN, (), gain_s)), key=lambda cause: -cause.gain_s)
     return replace(found, causes=tuple(one for one in causes if one.gain_s > least_s)), plan
-
-
-def with_the_best(
-    timeline: Timeline, found: Explanation, workload: Workload, cluster: Cluster
-) -> tuple[Explanation, Plan | None, tuple[str, ...]]:
-    """Return what :func:`against_the_best` does, or why no best plan is known.
-
-    Where an algorithm has no price on the cluster, the explanation stays as it was.
-
-    Raises:
-        InvalidValueError: a cluster of other ranks, or the workload of another training.
-    """
-    try:
-        return *against_the_best(timeline, found, workload, cluster), ()
-    except UnknownNameError as error:
-        return found, None, (f"the best plan is not known: {error}",)

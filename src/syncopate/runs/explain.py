@@ -23,7 +23,7 @@ from syncopate.output import Progress
 from syncopate.reports.explanation import explanation_json, explanation_report, told, verdict
 from syncopate.reports.phases import ARRIVALS_ALONE, lateness_report
 from syncopate.reports.round_trips import round_trips_json, round_trips_report
-from syncopate.runs.best_plan import with_the_best
+from syncopate.runs.best_plan import against_the_best
 from syncopate.runs.defaults import LAST, NO_TABLE, Table
 from syncopate.runs.reading import Source, latest, of_those_there, read
 from syncopate.shown import Row, Shown
@@ -143,14 +143,13 @@ def explain(
     recorded = latest(read(*sources, last=last, table=table, progress=progress).of_ranks(), last)
     timeline, trips = recorded.timeline, tuple(recorded.trips)
     found = None if _arrivals_alone(timeline) else _explained(timeline, machines, trips)
-    best: Plan | None = None
-    told: tuple[str, ...] = ()
+    best = None
     if found is not None and work is not None and machines is not None:
-        found, best, told = with_the_best(timeline, found, work, machines)
+        found, best = against_the_best(timeline, found, work, machines)
     return Explained(
         timeline=timeline,
         found=found,
-        remarks=(*recorded.remarks, *told),
+        remarks=recorded.remarks,
         cluster=machines,
         best=best,
         files=files,

@@ -23,7 +23,7 @@ from syncopate.output import Progress, write_output
 from syncopate.reports.pages.evidence import Evidence, Price, messages
 from syncopate.reports.pages.page import require_html
 from syncopate.reports.pages.run import run_page as page_of
-from syncopate.runs.best_plan import at_pace, with_the_best
+from syncopate.runs.best_plan import against_the_best, at_pace
 from syncopate.runs.defaults import LAST
 from syncopate.runs.reading import Source, latest, read
 from syncopate.simulation import simulate
@@ -135,7 +135,7 @@ def run_page(
     """
     _require_fit(timeline, cluster, plan)
     found, why, best, expected = None, "", None, None
-    left_out: list[str] = []
+    told: tuple[str, ...] = ()
     try:
         found = explanation(timeline, cluster, trips)
     except InvalidValueError as error:
@@ -143,15 +143,13 @@ def run_page(
     if found is not None and workload is not None and cluster is not None:
         if plan is not None:
             expected, told = _played(timeline, found, workload, cluster, plan)
-            left_out += told
-        found, best, told = with_the_best(timeline, found, workload, cluster)
-        left_out += told
+        found, best = against_the_best(timeline, found, workload, cluster)
     return page_of(
         Evidence(
             timeline=timeline,
             explanation=found,
             unexplained=why,
-            remarks=(*remarks, *left_out),
+            remarks=(*remarks, *told),
             cluster=cluster,
             plan=plan,
             best=best,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from syncopate.collectives import Communicator
 from syncopate.costs.decide.decisions import choose
 from syncopate.errors import InvalidValueError
 from syncopate.schedules.conditions import CONDITIONS
-from tests.children import HANGS_S, environment
+from tests.children import run_command
 from tests.multiprocess.harness import run_ranks
 
 RANKS = 4
@@ -32,15 +31,7 @@ RANKS = 4
 
 def test_the_command_prints_tables_and_writes_every_sample(tmp_path):
     line = "bench --local 4 --sizes 4B,1001B,256KiB -a native,ring --against gloo -n 3 -w 1 --full"
-    done = subprocess.run(
-        [sys.executable, "-m", "syncopate", *line.split()],
-        check=False,
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=environment(),
-        timeout=HANGS_S,
-    )
+    done = run_command(line, tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines()[-1] == "wrote bench.json"
     for part in (

@@ -126,7 +126,7 @@ def test_every_rank_is_told_why_mpi_cannot_take_part():
 
 def test_an_absent_library_is_one_clear_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "mpi4py", None)
-    with pytest.raises(CalibrationError, match="pip install mpi4py"):
+    with pytest.raises(CalibrationError, match=r"-m pip install 'mpi4py>=4.0'"):
         mpi.load_mpi()
 
 

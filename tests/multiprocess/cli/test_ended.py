@@ -16,7 +16,7 @@ import pytest
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.results.benchmark import Benchmark
 from syncopate.calibration.partial import Partial
-from tests.children import HANGS_S, environment
+from tests.children import HANGS_S, environment, run_command
 
 CTRL_C = signal.SIGINT
 """Reaches every process of a terminal; the others here reach the command alone."""
@@ -98,15 +98,7 @@ def test_a_calibration_goes_on_from_where_it_was_ended(tmp_path):
     assert not (tmp_path / "cluster.json").exists()
     kept = Partial.load(tmp_path / "cluster.json.partial")
 
-    done = subprocess.run(
-        [sys.executable, "-m", "syncopate", *line.split()],
-        check=False,
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=environment(),
-        timeout=HANGS_S,
-    )
+    done = run_command(line, tmp_path)
     assert done.returncode == 0, done.stderr
     assert "going on from cluster.json.partial" in done.stderr
     assert not (tmp_path / "cluster.json.partial").exists()

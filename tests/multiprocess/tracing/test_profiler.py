@@ -9,7 +9,7 @@ from syncopate.analysis.causes.explanation import explanation
 from syncopate.artifacts.plan import Plan
 from syncopate.artifacts.workload import Workload
 from syncopate.tracing.foreign import read_timeline
-from tests.children import HANGS_S, environment
+from tests.children import HANGS_S, environment, run_command
 from tests.multiprocess.tracing.test_record import MODEL, SLEEP_S
 
 ITERATIONS = 6
@@ -90,14 +90,6 @@ def _plan_without_a_change_of_the_script(folder, timeline):
 
 def run(*line, folder):
     """Run a command of ours in a folder; return what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-m", "syncopate", *line],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=HANGS_S,
-        env=environment(),
-        cwd=folder,
-    )
+    done = run_command(" ".join(line), folder)
     assert done.returncode == 0, done.stderr
     return done.stdout

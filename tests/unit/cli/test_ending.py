@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 import textwrap
 from contextlib import nullcontext
 from pathlib import Path
@@ -19,12 +18,12 @@ from syncopate.artifacts.results.benchmark import Benchmark
 from syncopate.calibration.partial import Partial, Taken
 from syncopate.cli import bench, calibrate
 from syncopate.cli.common import ending as endings
-from syncopate.cli.common.console import EndedError
-from syncopate.cli.common.ending import code_of, ended_once
+from syncopate.cli.common.console import progress_bar
+from syncopate.cli.common.ending import EndedError, code_of, ended_once
 from syncopate.errors import ArtifactError
 from syncopate.planning.planner import compared
 from syncopate.reports.bench import ENDED
-from tests.children import HANGS_S, environment
+from tests.children import run_script
 from tests.unit import examples
 
 
@@ -36,8 +35,8 @@ def test_the_first_signal_ends_the_work_and_those_that_follow_soon_change_nothin
     first, second, code
 ) -> None:
     before = [signal.getsignal(number) for number in (first, second)]
-    with ended_once() as ending:
-        with pytest.raises(KeyboardInterrupt) as ended, ending.progress_bar("measuring"):
+    with ended_once():
+        with pytest.raises(KeyboardInterrupt) as ended, progress_bar("measuring"):
             signal.raise_signal(first)
         signal.raise_signal(second)
         signal.raise_signal(first)
@@ -68,20 +67,14 @@ def test_what_ignores_ctrl_c_goes_on_ignoring_it() -> None:
 
 def _ended(line: str, prelude: str) -> subprocess.CompletedProcess[str]:
     """Run a command line in a process of its own, which ``prelude`` ends by a signal."""
-    script = f"""
+    return run_script(
+        f"""
 import os, signal, sys
 {textwrap.dedent(prelude)}
 from syncopate.cli import main
 sys.argv = {["syncopate", *line.split()]!r}
 sys.exit(main())
 """
-    return subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment(),
-        timeout=HANGS_S,
     )
 
 

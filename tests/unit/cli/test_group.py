@@ -1,4 +1,4 @@
-"""Groups of commands: a pipe that nobody reads is no error."""
+"""Groups of commands: a closed pipe is no error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.unit import examples
 
 
 def _started(line, **streams):
-    """Run a command line whose streams nobody reads; return how it ended."""
+    """Run a command line whose streams are closed pipes; return how it ended."""
     mine, others = os.pipe()
     os.close(mine)
     try:
@@ -29,7 +29,7 @@ def _started(line, **streams):
 
 
 @pytest.mark.parametrize("line", ["--help", "plan --help", "--version", "plan -w {w} -c {c}"])
-def test_results_that_nobody_reads_end_a_command_quietly(tmp_path, monkeypatch, line):
+def test_a_closed_standard_output_ends_a_command_quietly(tmp_path, monkeypatch, line):
     monkeypatch.chdir(tmp_path)
     examples.workload().save("w.json")
     examples.cluster().save("c.json")
@@ -38,7 +38,7 @@ def test_results_that_nobody_reads_end_a_command_quietly(tmp_path, monkeypatch, 
     assert done.stderr == b"" or done.stderr.startswith(b"wrote ")
 
 
-def test_remarks_that_nobody_reads_end_no_work(tmp_path, monkeypatch):
+def test_a_closed_standard_error_ends_no_work(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     examples.workload().save("w.json")
     examples.cluster().save("c.json")

@@ -13,7 +13,8 @@ import pytest
 
 from syncopate.artifacts.results.whatif import WhatIf
 from syncopate.cli.common import console
-from syncopate.cli.common.console import EndedError, ended_by_sigterm, progress_bar
+from syncopate.cli.common.console import progress_bar
+from syncopate.cli.common.ending import EndedError, ended_once
 from tests.children import HANGS_S, environment
 
 
@@ -41,7 +42,7 @@ def test_ranks_that_do_not_lead_say_nothing(monkeypatch, capsys) -> None:
 
 def test_sigterm_ends_a_block_as_an_interrupt_does_and_nothing_else() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(EndedError) as ended, ended_by_sigterm():
+    with pytest.raises(EndedError) as ended, ended_once():
         signal.raise_signal(signal.SIGTERM)
     assert isinstance(ended.value, KeyboardInterrupt)
     assert ended.value.exit_code == 143

@@ -252,7 +252,8 @@ def test_other_files_that_cannot_be_written_are_not_called_standard_output(run, 
     ("error", "complaint"),
     [
         (ModuleNotFoundError("No", name="torch.nn"), "this needs torch, which is not installed: "),
-        (ModuleNotFoundError("No", name="sklearn"), "-m pip install scikit-learn"),
+        (ModuleNotFoundError("No", name="sklearn"), "-m pip install 'scikit-learn>=1.4', or"),
+        (ModuleNotFoundError("No", name="other"), "-m pip install 'other'\n"),
         (
             ImportError("libcudart.so: cannot open", name="torch"),
             "this needs torch, which cannot be imported: libcudart.so: cannot open",

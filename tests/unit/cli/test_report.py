@@ -9,11 +9,8 @@ import sys
 import pytest
 from msgspec.structs import replace
 
-import syncopate
 from syncopate.cli import main
-from syncopate.errors import UnknownNameError
 from syncopate.planning.planner import make_plan
-from syncopate.runs import best_plan
 from syncopate.simulation import simulate
 from syncopate.tracing.foreign import NOTE
 from tests.unit import examples
@@ -136,13 +133,3 @@ def test_an_algorithm_without_a_price_vetoes_no_page(report, files, monkeypatch)
     assert code == 0, err
     assert "<li>the plan is not compared with what came: unknown algorithm" in page
     assert 'class="meant"' not in page
-
-    def unpriced(*_args):
-        raise UnknownNameError("algorithm", "rign", ["ring"])
-
-    monkeypatch.setattr(best_plan, "against_the_best", unpriced)
-    code, page, err = report(trained, "-w", workload, "-c", cluster)
-    assert code == 0, err
-    assert "<li>the best plan is not known: unknown algorithm" in page
-    found = syncopate.explain(trained, workload=workload, cluster=cluster)
-    assert found.remarks[-1].startswith("the best plan is not known: unknown algorithm")

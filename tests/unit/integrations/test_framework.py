@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from syncopate import integrations
-from syncopate.errors import SyncopateError
+from syncopate.errors import MissingPackageError, SyncopateError
 from syncopate.integrations.framework import needed
 from tests.children import HANGS_S, environment
 
@@ -50,9 +50,9 @@ def test_a_missing_framework_is_said(
     monkeypatch.delitem(vars(integrations), name, raising=False)
     with pytest.raises(SyncopateError) as raised:
         getattr(integrations, name)
-    assert str(raised.value) == (
-        f"{name} needs {package}, which is not installed: pip install {package}"
-    )
+    assert str(raised.value) == str(MissingPackageError(name, package))
+    assert f"{name} needs {package}, which is not installed: " in str(raised.value)
+    assert "'.[frameworks]'" in str(raised.value)
 
 
 def test_another_missing_module_is_not_taken_for_it() -> None:

@@ -6,15 +6,13 @@ Of several ranks only rank 0 prints. A file written to standard output has it fo
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 import msgspec
 import typer
@@ -24,6 +22,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from syncopate.artifacts.artifact import Artifact
+from syncopate.cli.common.ending import ended_once
 from syncopate.cli.common.launcher import LAUNCHER
 from syncopate.errors import InvalidValueError, one_line, visible
 from syncopate.output import is_standard_output, newly_made, require_writable
@@ -39,7 +38,7 @@ class SafeConsole(Console):
     """A console on which nothing in a text is obeyed: names from files may hold escapes."""
 
     def on_broken_pipe(self) -> None:
-        """End where nobody reads results any more; go on without remarks that nobody reads."""
+        """End where standard output is closed; go on without remarks where standard error is."""
         self.quiet = True
         if not self.stderr:
             super().on_broken_pipe()
@@ -184,10 +183,9 @@ def require_outputs(json: bool, *outputs: tuple[str, Path | None]) -> None:
         outputs: options that name files, and the files; rank 0 writes them.
 
     Raises:
-        InvalidValueError: two things are to be written to standard output; names the option and
-            what it may say instead.
+        InvalidValueError: two things are to be written to standard output or to one file, or a
+            file that the command reads; names the option and what it may say instead.
         ArtifactError: a file cannot be written.
-        InvalidValueError: a file is an input of the command, or is to be written twice.
     """
     taken = "--json" if json else ""
     _require_others(outputs)
@@ -226,42 +224,19 @@ def _terminal() -> bool | None:
 def progress_bar(title: str) -> Iterator[ProgressFunction]:
     """Show how far the block is on rank 0: a bar on a terminal, else a line every ten seconds.
 
-    While it runs SIGTERM does what Ctrl-C does, so that what was done is kept as well.
+    While it runs the first SIGINT or SIGTERM ends it, so that what was done is kept.
 
     Yields:
         A function ``(what, fraction done)`` that moves the bar.
     """
     console = err()
-    with ended_by_sigterm():
+    with ended_once():
         if console.is_terminal:
             with _bar(title, console) as advance:
                 yield advance
         else:
             with _lines(title, console) as advance:
                 yield advance
-
-
-class EndedError(KeyboardInterrupt):
-    """SIGTERM came: what Ctrl-C ends is to end."""
-
-    exit_code = 128 + signal.SIGTERM
-
-
-@contextmanager
-def ended_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM raise :class:`EndedError` in the main thread while the block runs."""
-
-    def end(number: int, frame: FrameType | None) -> NoReturn:
-        raise EndedError
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

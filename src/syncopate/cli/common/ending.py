@@ -16,8 +16,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from syncopate.cli.common.console import EndedError, ProgressFunction, progress_bar
-
 INTERRUPTED = 128 + signal.SIGINT
 """Exit code after Ctrl-C."""
 
@@ -28,53 +26,48 @@ AGAIN_S = 5.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class Ending:
-    """What SIGINT and SIGTERM do while work runs and is kept; made by :func:`ended_once`."""
+class EndedError(KeyboardInterrupt):
+    """SIGTERM came: what Ctrl-C ends is to end."""
+
+    exit_code = 128 + signal.SIGTERM
+
+
+class _Ending:
+    """Handles SIGINT and SIGTERM while work runs."""
 
     def __init__(self) -> None:
         self._asked_s = -AGAIN_S
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal.
-
-        Raises:
-            EndedError: SIGTERM.
-            KeyboardInterrupt: SIGINT.
-        """
         now_s = time.monotonic()
         if now_s - self._asked_s < AGAIN_S:
             return
         self._asked_s = now_s
         raise EndedError if number == signal.SIGTERM else KeyboardInterrupt
 
-    @contextmanager
-    def progress_bar(self, title: str) -> Iterator[ProgressFunction]:
-        """Show how far the block is, as the function of that name in ``console`` does.
-
-        That one's own handler of SIGTERM would raise each time, so this takes its place.
-        """
-        with progress_bar(title) as advance:
-            if threading.current_thread() is threading.main_thread():
-                signal.signal(signal.SIGTERM, self)
-            yield advance
-
 
 @contextmanager
-def ended_once() -> Iterator[Ending]:
+def ended_once() -> Iterator[None]:
     """Let the first SIGINT or SIGTERM end the block, in the main thread.
 
-    SIGINT stays ignored where it was, as it is in the background of a shell script.
+    Within another such block it changes nothing. SIGINT stays ignored where it was, as it is in the
+    background of a shell script.
+
+    Raises:
+        EndedError: SIGTERM came.
+        KeyboardInterrupt: SIGINT came.
     """
-    ending = Ending()
-    if threading.current_thread() is not threading.main_thread():
-        yield ending
-        return
     before = {number: signal.getsignal(number) for number in _SIGNALS}
+    inside = isinstance(before[signal.SIGTERM], _Ending)
+    if inside or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    ending = _Ending()
     try:
         for number in _SIGNALS:
             if number != signal.SIGINT or before[number] != signal.SIG_IGN:
                 signal.signal(number, ending)
-        yield ending
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

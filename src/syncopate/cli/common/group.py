@@ -1,4 +1,4 @@
-"""Group: what all commands do when their words are wrong, or when nobody reads what they print."""
+"""Group: what all commands do when their words are wrong, or their output is a closed pipe."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _ended_well() -> Iterator[None]:
     """Show what a terminal would obey in Typer's refusals; a closed pipe is no error.
 
     Raises:
-        typer.Exit: nobody reads standard output any more.
+        typer.Exit: standard output is a closed pipe.
     """
     try:
         yield
@@ -54,7 +54,7 @@ def _ended_well() -> Iterator[None]:
 
 
 def _closed() -> bool:
-    """Say whether standard output is a pipe that nobody reads; from then on print nothing there."""
+    """Say whether standard output is a closed pipe; from then on print nothing there."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:

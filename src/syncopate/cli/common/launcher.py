@@ -16,7 +16,7 @@ from collections.abc import MutableMapping
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from syncopate.errors import CalibrationError, CollectiveError
+from syncopate.errors import CalibrationError, CollectiveError, how_to_install
 from syncopate.ranks import require_sound
 
 LAUNCHER = "SYNCOPATE_LAUNCHER"
@@ -116,7 +116,7 @@ def meeting_store(timeout_s: float) -> Any:
         raise CollectiveError(
             "rendezvous",
             f"{os.environ[LAUNCHER]} started the ranks and does not say where they meet: install "
-            "mpi4py (pip install mpi4py), or set MASTER_ADDR and MASTER_PORT on every "
+            f"mpi4py ({how_to_install('mpi4py')}), or set MASTER_ADDR and MASTER_PORT on every "
             "rank, or start them with torchrun",
         ) from None
     world, size = mpi.COMM_WORLD, int(os.environ["WORLD_SIZE"])

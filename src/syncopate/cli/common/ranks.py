@@ -22,8 +22,8 @@ import typer
 
 from syncopate import ports
 from syncopate.cli.common import launcher
-from syncopate.cli.common.console import EndedError, is_leader
-from syncopate.cli.common.ending import INTERRUPTED, code_of, ended_once
+from syncopate.cli.common.console import is_leader
+from syncopate.cli.common.ending import INTERRUPTED, EndedError, code_of, ended_once
 from syncopate.errors import (
     CollectiveError,
     InvalidValueError,

@@ -19,6 +19,7 @@ from syncopate.cli.common.console import (
     ProgressFunction,
     note,
     out,
+    progress_bar,
     require_outputs,
     say_json,
     say_written,
@@ -215,9 +216,9 @@ def _all_or_ended(
         typer.Exit: it was ended.
     """
     made: list[Plan] = []
-    with ended_once() as ending:
+    with ended_once():
         try:
-            with ending.progress_bar("planning") as progress:
+            with progress_bar("planning") as progress:
                 return _plans(workload, cluster, wanted, progress, made)
         except KeyboardInterrupt as interrupt:
             _show_ended(made, json)

@@ -15,6 +15,7 @@ from syncopate.cli.common.console import (
     require_outputs,
     say_written,
 )
+from syncopate.cli.common.ending import ended_once
 from syncopate.output import is_standard_output, write_output
 from syncopate.validation.grid import POINTS
 
@@ -58,16 +59,17 @@ def validate(
       syncopate validate --points 48 -o validation.json --page validation.md
     """
     require_outputs(False, ("--output", output), ("--page", page))
-    try:
-        found = _validated(output, points, quick=quick, again=again)
-    except KeyboardInterrupt:
-        from syncopate.validation.point import Validation
+    with ended_once():
+        try:
+            found = _validated(output, points, quick=quick, again=again)
+        except KeyboardInterrupt:
+            from syncopate.validation.point import Validation
 
-        if output.exists():
-            _tell(Validation.load(output), output, page)
-            err().print("stopped; the same command goes on from here", style="dim")
-        raise
-    _tell(found, output, page)
+            if output.exists():
+                _tell(Validation.load(output), output, page)
+                err().print("stopped; the same command goes on from here", style="dim")
+            raise
+        _tell(found, output, page)
 
 
 def _validated(output: Path, points: int, *, quick: bool, again: bool) -> Validation:

@@ -18,6 +18,7 @@ from syncopate.cli.common.console import (
     require_outputs,
     save_and_show,
 )
+from syncopate.cli.common.ending import code_of, ended_once
 from syncopate.cli.common.machines import Racks, RacksOption, UplinkOption, racks_of
 from syncopate.cli.common.options import grouped, items
 from syncopate.cli.common.sources import Trained, base_cluster, trained
@@ -28,9 +29,6 @@ from syncopate.recipe import WIRE_DTYPES
 if TYPE_CHECKING:
     from syncopate.artifacts.results.whatif import WhatIf
     from syncopate.planning.whatif.study import Study
-
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, with what was done written."""
 
 
 @dataclass(frozen=True)
@@ -256,9 +254,10 @@ def whatif(
     found = trained(file, asked.samples)
     vary = {axis: given for axis, given in (machines | how._asdict()).items() if given is not None}
     study = _study(found, base, vary, asked)
-    code = _run(study)
-    result = study.result(_beside(found, study))
-    _show(result, output, page, json)
+    with ended_once():
+        code = _run(study)
+        result = study.result(_beside(found, study))
+        _show(result, output, page, json)
     if code:
         raise typer.Exit(code)
 
@@ -304,7 +303,7 @@ def _run(study: Study) -> int:
         if not study.done:
             raise
         err().print(f"interrupted: {study.done} of {study.count} points are kept", style="yellow")
-        return int(getattr(interrupt, "exit_code", INTERRUPTED))
+        return code_of(interrupt)
     return 0
 
 

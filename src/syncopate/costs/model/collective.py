@@ -138,13 +138,13 @@ class UnmeasuredError(UnknownNameError):
     """
 
     def __init__(self, collective: str, name: str, cluster: Cluster, known: Iterable[str]) -> None:
-        super().__init__("algorithm", name, known, collective)
-        known = tuple(known)
         without = ", and has no formula" if name == NATIVE else ""
-        self.args = (
+        SyncopateError.__init__(
+            self,
             f"algorithm {name!r} was not measured for {collective} on {cluster.name!r}{without}; "
             f"known here: {', '.join(known)}",
         )
+        self.kind, self.name = "algorithm", name
 
 
 def require_priced(

@@ -12,7 +12,7 @@ the backend carries the other collectives too, and its time is in proportion to 
 must send.
 
 [Note: stand-ins] A plan may name an algorithm that has no price where it is looked at: the
-backend's own on a network that nobody measured, or one that was not measured on a calibrated
+backend's own on a typical network, or one that was not measured on a calibrated
 cluster. Prediction and simulation then take what comes nearest, and :class:`StandIn` says so:
 
 * the price of its schedule, corrected as above, where it has one;

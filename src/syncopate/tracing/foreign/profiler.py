@@ -99,6 +99,7 @@ def read_trace(file: IO[bytes], path: str | os.PathLike[str]) -> RankTrace:
         gradients=gradients,
         notes=tuple(f"{count} events {what}" for what, count in chrome.odd.items()),
         sharded=units,
+        process=chrome.process,
     )
     if not (trace.launches or trace.work):
         reason = (

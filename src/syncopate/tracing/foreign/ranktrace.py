@@ -109,6 +109,7 @@ class RankTrace(NamedTuple):
         gradients: of a backward, where the tool tells them one by one; else none.
         notes: what is odd about what the tool wrote.
         sharded: whether it is a training of FSDP2's, which gathers weights.
+        process: of the training, as the tool names it; empty: not known.
     """
 
     rank: int
@@ -125,6 +126,7 @@ class RankTrace(NamedTuple):
     gradients: tuple[Seen, ...] = ()
     notes: tuple[str, ...] = ()
     sharded: bool = False
+    process: str = ""
 
 
 def are_integers(dtypes: Sequence[str]) -> bool:

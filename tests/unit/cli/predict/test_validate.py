@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from syncopate.cli import INTERRUPTED
+from syncopate.cli.common.ending import INTERRUPTED
 from syncopate.lab import support
 from syncopate.validation import validate as function
 from syncopate.validation.point import GPU, LAB, Validation

@@ -154,6 +154,19 @@ def test_of_two_trainings_in_one_folder_the_last_is_read(tmp_path):
     assert any("traces of 2 runs; this is the one that began last" in n for n in notes(timeline))
 
 
+def test_without_steps_their_processes_tell_two_trainings(tmp_path):
+    earlier = [profile(rank, [*_iteration(0), *_iteration(50)]) for rank in (0, 1)]
+    later = [profile(rank, [*_iteration(900), *_iteration(950)]) for rank in (0, 1)]
+    paths = write(tmp_path, "host_17.", [*earlier, *later])
+    assert len({span.iteration for span in read_timeline(paths).spans}) == 4
+    for document in later:
+        for event in document["traceEvents"]:
+            event["pid"] += 1
+    timeline = read_timeline(write(tmp_path, "host_17.", [*earlier, *later]))
+    assert len({span.iteration for span in timeline.spans}) == 2
+    assert any("traces of 2 runs; this is the one that began last" in n for n in notes(timeline))
+
+
 def test_a_rank_without_steps_of_the_profiler_is_numbered_as_the_others(tmp_path):
     marked = [row for n in (5, 6, 7) for row in _iteration(100 * n, mark=n)]
     bare = [row for n in (5, 6, 7) for row in _iteration(100 * n)]

@@ -26,6 +26,9 @@ from syncopate.errors import ArtifactError
 EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 """How the events of an object begin."""
 
+_OF_THE_HOST = ("cpu_op", "user_annotation")
+"""Categories of events whose ``pid`` is that of a process; a device's is its number."""
+
 _BETWEEN = re.compile(rb"\}\s*,\s*\{")
 _PIECE_BYTES = 1 << 22
 _STEP_BYTES = 1 << 14
@@ -90,12 +93,14 @@ class Chrome(NamedTuple):
         events: the stretches that were asked for, by start, the longest of several first.
         odd: what is odd about other events, and how many they are.
         total: how many events there are.
+        process: what the host's events are of, as the file names it; empty: not known.
     """
 
     about: dict[str, Any]
     events: list[Event]
     odd: dict[str, int]
     total: int
+    process: str
 
 
 _EVENTS = msgspec.json.Decoder(list[_Read])
@@ -135,7 +140,7 @@ def read_events(
             for one in pieces.events
         ]
     pieces.events.sort(key=lambda event: (event.start_ns, -event.end_ns))
-    return Chrome(about, pieces.events, pieces.odd(), pieces.count)
+    return Chrome(about, pieces.events, pieces.odd(), pieces.count, pieces.process)
 
 
 class _Pieces:
@@ -153,6 +158,7 @@ class _Pieces:
         self.events: list[Event] = []
         self._path, self._wanted, self._place = path, wanted, place
         self.count = 0
+        self.process = ""
         self._negative = self._unended = 0
         self._open: dict[tuple[Any, Any], list[tuple[int, str, str, Args]]] = {}
         self._broken = ""
@@ -242,6 +248,8 @@ class _Pieces:
         if one.ph not in ("X", "B", "E"):
             return
         name, cat = str(one.name), str(one.cat).lower()
+        if not self.process and cat in _OF_THE_HOST:
+            self.process = str(one.pid)
         if one.ph == "X":
             if not self._wanted(cat, name):
                 if one.ts is None:

@@ -2,8 +2,8 @@
 
 A trace says its rank where the profiler ran after the process group was made. Else the name of the
 file has to: ``rank3.json``, or the one number in which the names differ. Several files of one rank
-are windows of its training where they lie one behind the other, and the profiler goes on counting
-its steps. Where it begins anew, as in a folder in which two trainings wrote, the last one is read.
+are windows of its training where they lie one behind the other, of one process, and the profiler
+goes on counting its steps. Of two trainings that wrote to one folder the last one is read.
 
 A rank whose profiler did not number its iterations counts them from 0. Beside others it takes the
 numbers that these have at the same times.
@@ -110,18 +110,20 @@ def _runs(files: Sequence[Named]) -> list[list[Named]]:
     """Return the windows of a rank by the training that they are of, in order."""
     found: list[list[Named]] = []
     for path, trace in files:
-        before = found[-1][-1][1] if found else None
-        if before is None or (
-            before.numbered
-            and trace.numbered
-            and before.marks
-            and trace.marks
-            and trace.marks[0][1] <= before.marks[-1][1]
-            and _extent(trace)[0] >= _extent(before)[1]
-        ):
+        if not found or _begins_anew(found[-1][-1][1], trace):
             found.append([])
         found[-1].append((path, trace))
     return found
+
+
+def _begins_anew(before: RankTrace, after: RankTrace) -> bool:
+    """Say whether a window is of another training than the one before it."""
+    if _extent(after)[0] < _extent(before)[1]:
+        return False  # at the same time: refused
+    if before.process and after.process and before.process != after.process:
+        return True
+    numbered = before.numbered and after.numbered and before.marks and after.marks
+    return bool(numbered) and after.marks[0][1] <= before.marks[-1][1]
 
 
 def _windows(files: Sequence[Named]) -> RankTrace:

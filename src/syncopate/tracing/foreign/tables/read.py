@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from syncopate.artifacts.cluster import MAX_RANKS
 from syncopate.artifacts.timeline import PAUSES, Group
-from syncopate.errors import ArtifactError
+from syncopate.errors import ArtifactError, MissingPackageError
 from syncopate.reading import opened
 from syncopate.tracing.foreign.chrome.device import ranks_of
 from syncopate.tracing.foreign.profiler import by_updates, keyed
@@ -240,7 +240,8 @@ def _parquet(
     try:
         from pyarrow import parquet  # noqa: PLC0415  # it is optional
     except ImportError:
-        reason = "reading Parquet needs pyarrow: pip install pyarrow, or write the table as CSV"
+        told = MissingPackageError("reading Parquet", "pyarrow")
+        reason = f"{told}; or write the table as CSV"
         raise ArtifactError(path, reason) from None
     try:
         found = parquet.read_table(io.BytesIO(data)).to_pydict()
