@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,6 +36,14 @@ def watch(
     json: Annotated[
         bool, typer.Option("--json", help="Print all values as a line of JSON for each look.")
     ] = False,
+    metrics: Annotated[
+        str,
+        typer.Option(
+            metavar="PLACE",
+            help="Publish the figures for Prometheus: a port of this machine, host:port, or a "
+            "directory.",
+        ),
+    ] = "",
 ) -> None:
     """Show a training while it runs: the pace of each rank, and what costs most time.
 
@@ -49,10 +58,14 @@ def watch(
       syncopate watch runs/a --once
 
       syncopate watch runs/a --interval 10 --json >> watched.jsonl
+
+      syncopate watch runs/a --metrics 9464
     """
     import syncopate
     from syncopate.runs.watch import Watch, line_of
 
+    if once and metrics:
+        raise InvalidValueError("--metrics", metrics, "left out beside --once, which ends")
     if not 0 < interval < math.inf:
         raise InvalidValueError("--interval", interval, "a finite number of seconds > 0")
     if once:
@@ -65,13 +78,37 @@ def watch(
             show(found, json)
         return
     one = Watch(run, last)
+    publish = _published(metrics) if metrics else None
     try:
-        _follow(one, interval, json)
+        _follow(one, interval, json, publish)
     except KeyboardInterrupt:  # the way to end it
         return
 
 
-def _follow(one: Watch, interval_s: float, json: bool) -> None:
+def _published(place: str) -> Callable[[Watched], None]:
+    """Return what makes a look the one that is published at a place.
+
+    Raises:
+        InvalidValueError, ArtifactError: no such place, or it is taken.
+    """
+    from syncopate.metrics.endpoint import endpoint
+    from syncopate.metrics.place import place_of
+    from syncopate.runs.watch import metrics_of
+
+    where = endpoint(place_of(place, "--metrics"), "watch")
+    note(f"metrics: {where.address}")
+    latest: list[Watched] = []
+    where.add(lambda: [metric for found in latest for metric in metrics_of(found)])
+
+    def publish(found: Watched) -> None:
+        latest[:] = [found]
+
+    return publish
+
+
+def _follow(
+    one: Watch, interval_s: float, json: bool, publish: Callable[[Watched], None] | None
+) -> None:
     """Look until the user ends it."""
     from rich.live import Live
 
@@ -84,7 +121,7 @@ def _follow(one: Watch, interval_s: float, json: bool) -> None:
             time.sleep(min(interval_s, 1.0))
     if json or not console.is_terminal:
         while True:
-            found, took_s = _look(one)
+            found, took_s = _look(one, publish)
             if json:
                 say_json(line_of(found))
             else:
@@ -92,12 +129,15 @@ def _follow(one: Watch, interval_s: float, json: bool) -> None:
             time.sleep(max(interval_s, took_s / _SHARE))
     with Live(console=console, auto_refresh=False, transient=False) as live:
         while True:
-            found, took_s = _look(one)
+            found, took_s = _look(one, publish)
             live.update(found.report(), refresh=True)
             time.sleep(max(interval_s, took_s / _SHARE))
 
 
-def _look(one: Watch) -> tuple[Watched, float]:
-    """Return what a run is like now, and how long it took to see."""
+def _look(one: Watch, publish: Callable[[Watched], None] | None) -> tuple[Watched, float]:
+    """Return what a run is like now, and how long it took to see; publish it where asked to."""
     began_s = time.perf_counter()
-    return one.look(), time.perf_counter() - began_s
+    found = one.look()
+    if publish is not None:
+        publish(found)
+    return found, time.perf_counter() - began_s

@@ -27,6 +27,7 @@ import collections
 import contextlib
 import datetime
 import hashlib
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -165,13 +166,15 @@ def new_groups(
     if (dist.get_world_size() if group is None else group.size()) == 1:
         return []
     made: list[dist.ProcessGroup] = []
+    began_s = time.monotonic()
     try:
         for _ in range(channels):
             made.append(new_group(group, timeout_s))
     except RuntimeError as error:
         for each in made:
             destroy_group(each)
-        reason = f"not every rank arrived within {timeout_s:g} s ({error})"
+        took_s = min(time.monotonic() - began_s, timeout_s)  # a store that is gone says so at once
+        reason = f"not every rank arrived within {took_s:.3g} s ({error})"
         raise CollectiveError("creating the communicator", reason) from error
     return made
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -17,6 +17,7 @@ import msgspec
 from syncopate.analysis.ranks.by_rank import RankFigures, by_rank
 from syncopate.artifacts.timeline import Timeline
 from syncopate.errors import ArtifactError, InvalidValueError, SyncopateError
+from syncopate.metrics.prometheus import Metric, Sample
 from syncopate.reports.watch import NodeFigures, Watched
 from syncopate.runs.defaults import LAST_WATCHED
 from syncopate.runs.explain import explain
@@ -214,3 +215,51 @@ def _nodes(run: Run) -> Iterable[NodeFigures]:
 def line_of(found: Watched) -> bytes:
     """Return all values in one line of JSON."""
     return msgspec.json.encode(found.to_dict()) + b"\n"
+
+
+def metrics_of(found: Watched) -> Iterator[Metric]:
+    """Yield what a look at a run found, for Prometheus."""
+    for name, what in _OF_RANKS.items():
+        samples = [
+            Sample(value, {"run": found.name, "rank": str(one.rank)})
+            for one in found.ranks
+            if (value := getattr(one, name)) is not None
+        ]
+        yield Metric(f"syncopate_run_{_unit_in_full(name)}", "gauge", what, samples)
+    for name, what in _OF_NODES.items():
+        samples = [
+            Sample(getattr(one, name), {"run": found.name, "node": one.node}) for one in found.nodes
+        ]
+        yield Metric(f"syncopate_run_node_{_unit_in_full(name)}", "gauge", what, samples)
+    what = "For how long no iteration came, where that is long; 0: the run goes on."
+    quiet = Sample(found.quiet_s or 0.0, {"run": found.name})
+    yield Metric("syncopate_run_quiet_seconds", "gauge", what, [quiet])
+
+
+_OF_RANKS = {
+    "iteration": "The last iteration of a rank.",
+    "step_s": "From one iteration to the next, in the median of those that are looked at.",
+    "waiting_s": "Exposed waiting for other ranks in an iteration, in their mean.",
+    "exposed_s": "All exposed communication in an iteration, in their mean.",
+    "nbytes": "Bytes pushed and pulled in an iteration, in their mean.",
+    "bus_bytes_per_s": "Bus bandwidth while messages were under way.",
+}
+"""Attributes of :class:`RankFigures` that are metrics."""
+
+_OF_NODES = {
+    "pushes_per_s": "Pushes a second that a node of a parameter server sent or received.",
+    "pulls_per_s": "Pulls a second, likewise.",
+    "bytes_per_s": "Bytes a second, likewise.",
+    "updating_share": "Part of the time in which a server computes updates.",
+}
+"""Attributes of :class:`NodeFigures` that are metrics."""
+
+
+def _unit_in_full(name: str) -> str:
+    """Return an attribute's name with its unit as Prometheus writes units."""
+    name = {"nbytes": "communicated_bytes"}.get(name, name)
+    return (
+        name[:-2] + "_seconds"
+        if name.endswith("_s") and "_per_s" not in name
+        else (name.replace("_per_s", "_per_second"))
+    )

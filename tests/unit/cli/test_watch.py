@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,8 @@ def test_a_parameter_server_s_nodes_are_shown(run, tmp_path: Path) -> None:
         ("watch workload.json --once", "no directory"),
         ("watch . --interval 0", "--interval is 0.0"),
         ("watch . --once --last 0", "last is 0"),
+        ("watch . --once --metrics 9464", "--metrics is '9464'"),
+        ("watch . --metrics 99999", "--metrics is '99999'"),
     ],
 )
 def test_what_cannot_be_watched_is_refused(run, line, said) -> None:
@@ -96,6 +99,24 @@ def test_lines_of_json_can_be_read_one_by_one(watching, tmp_path: Path) -> None:
     process = watching(written(tmp_path / "a", trained()), "--interval", "0.05", "--json")
     seen = [json.loads(process.stdout.readline()) for _ in range(3)]
     assert [one["iteration"] for one in seen] == [23, 23, 23]
+
+
+def test_figures_are_published_while_it_looks(watching, tmp_path: Path) -> None:
+    directory = written(tmp_path / "a", trained())
+    process = watching(directory, "--interval", "0.05", "--metrics", "127.0.0.1:0")
+    address = process.stderr.readline().rpartition(" ")[2].strip()
+    process.stdout.readline()
+    with urllib.request.urlopen(address, timeout=HANGS_S) as answer:
+        lines = answer.read().decode().splitlines()
+    of_rank_2 = f'{{run="{directory}",rank="2"}}'
+    assert f"syncopate_run_iteration{of_rank_2} 23" in lines
+    names = {line.partition("{")[0] for line in lines if of_rank_2 in line}
+    assert {"syncopate_run_step_seconds", "syncopate_run_waiting_seconds"} <= names
+    assert "syncopate_run_bus_bytes_per_second" in names
+    assert any(line.startswith("syncopate_run_quiet_seconds{") for line in lines)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=HANGS_S)
+    assert process.returncode == 0
 
 
 def test_it_changes_nothing_in_the_directory(run, tmp_path: Path) -> None:
