@@ -67,7 +67,7 @@ ARROWS: dict[str, set[str]] = {
     | {"calibration", "collectives", "engine", "lab", "paramserver", "profiling", "tracing", "zoo"},
     "reports": VOCABULARY | {"analysis"},
     "runs": VOCABULARY
-    | {"analysis", "costs", "planning", "reports", "schedules", "simulation", "tracing"},
+    | {"analysis", "costs", "metrics", "planning", "reports", "schedules", "simulation", "tracing"},
     "cli": ROOMS | {"__init__"},
     "__main__": {"cli"},
     "startup": {"tracing"},
@@ -75,7 +75,11 @@ ARROWS: dict[str, set[str]] = {
 }
 """Room -> rooms it may import. Every room may import itself."""
 
-ONLY = {("profiling", "zoo"): {"zoo.ready", "zoo.task"}, ("paramserver", "lab"): {"lab.stops"}}
+ONLY = {
+    ("profiling", "zoo"): {"zoo.ready", "zoo.task"},
+    ("paramserver", "lab"): {"lab.stops"},
+    ("runs", "metrics"): {"metrics.prometheus"},
+}
 """(from, to) -> the only modules of the second room that the first may import."""
 
 ONLY_FROM = {

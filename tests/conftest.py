@@ -214,6 +214,79 @@ FULL = {
     "tests/unit/cli/test_record.py::test_processes_that_load_data": "jobs of many processes",
     "tests/unit/protocol/test_exactly_once.py::test_a_network_that_loses_nothing_needs_no_message_"
     "twice[slow": "networks of every speed",
+    f"{_RANKS}/cli/test_ended.py": "commands that are ended midway",
+    f"{_RANKS}/paramserver/test_restart.py::test_a_job_whose_worker": "jobs that are started again",
+    f"{_RANKS}/programs/test_measured.py::test_corners": "hundreds of programs beside DDP",
+    f"{_RANKS}/c10d/test_compiled.py": "compiled code",
+    f"{_LABELLED}::test_drawn_trainings[0": "drawn trainings",
+    **{
+        f"{_RANKS}/paramserver/test_again.py::test_{name}": "jobs that are started again"
+        for name in ("all_that_is_killed", "servers_that_live", "servers_without", "tables_go")
+    },
+    f"{_RANKS}/calibration/test_calibration.py::test_four": "many ranks",
+    f"{_RANKS}/tracing/test_replayed.py::test_a_run_by_distribute": "every exchange",
+    "tests/unit/protocol/test_exactly_once.py::test_asynchronous": "networks of every kind",
+    f"{_RANKS}/paramserver/test_status.py::test_a_server_publishes": "every node's metrics",
+    f"{_RANKS}/paramserver/test_status.py::test_every_node": "every node's metrics",
+    "tests/unit/test_pictures.py::test_terminals": "every picture",
+    f"{_RANKS}/collectives/test_life.py::test_a_start_that_fails": "faults",
+    "tests/unit/protocol/gradients/test_clipping.py::test_workers_may": "networks of every kind",
+    **{
+        f"{_RANKS}/c10d/test_units.py::test_{name}": "every way"
+        for name in ("others_say", "what_a_plan", "a_model_under", "weights_are_asked")
+    },
+    f"{_RANKS}/c10d/test_group.py::test_torch_knows_the_backend_whichever_is_imported_first[t": (
+        "every order of imports"
+    ),
+    f"{_RANKS}/c10d/test_training.py::test_powersgd_of_several": "many ranks",
+    f"{_RANKS}/paramserver/test_narrow.py::test_servers_add_what_travelled_in_the_gradients_own_type["
+    "int8": "bfloat16 is in a newcomer's run",
+    f"{_RANKS}/paramserver/test_silence.py::test_a_server_that_was_stopped": "faults",
+    f"{_RANKS}/paramserver/test_silence.py::test_a_worker_killed": "faults",
+    "tests/unit/test_extensions.py::test_a_broken_package": "every command",
+    f"{_RANKS}/paramserver/test_many.py::test_a_hundred_thousand": "many keys",
+    f"{_RANKS}/collectives/test_results.py::test_right_and_bit_identical[3": "many ranks",
+    f"{_RANKS}/collectives/test_results.py::test_without_private": "every torch",
+    f"{_RANKS}/delay/test_local_sgd.py::test_what_cannot": "every refusal",
+    f"{_RANKS}/delay/test_local_sgd.py::test_a_warm_up": "every corner of local SGD",
+    **{
+        f"{_RANKS}/ddp/test_plans.py::test_{name}": "every way"
+        for name in ("a_plan_for_messages", "what_cannot", "the_public_backend")
+    },
+    **{
+        f"{_RANKS}/programs/test_beside_ddp.py::test_a_program_trains_as_under_ddp[{name}": (
+            "hundreds of programs beside DDP"
+        )
+        for name in (
+            *(
+                "gradient_hooks",
+                "types_there",
+                "a_helper",
+                "traces_and",
+                "scripted",
+                "global_hooks",
+            ),
+            *("the_model_without", "gradients_scaled", "conversions"),
+        )
+    },
+    f"{_RANKS}/paramserver/test_updaters.py::test_the_command_line": "every way",
+    f"{_RANKS}/paramserver/test_updaters.py::test_a_class_that_looks": "every way",
+    f"{_RANKS}/paramserver/test_moving.py::test_a_job_goes_on": "faults",
+    f"{_RANKS}/paramserver/test_moving.py::test_a_job_that_moves_has_the_bits_of_one_that_stays["
+    "clipped": "every rule",
+    f"{_RANKS}/paramserver/test_clipping.py::test_servers_that_are_killed": "faults",
+    f"{_SERVED}::test_a_served_training": "traces of servers",
+    f"{_RANKS}/exchange/serving/test_groups.py::test_many_small": "many keys",
+    f"{_RANKS}/exchange/serving/test_updaters.py": "every way",
+    f"{_RANKS}/exchange/serving/test_tables.py::test_what_servers": "every refusal",
+    "tests/test_mutants.py": "planted faults",
+    f"{_RANKS}/engine/test_published.py::test_each_rank_publishes_its_own_figures[d": (
+        "every exchange"
+    ),
+    f"{_RANKS}/engine/test_published.py::test_a_writer": "faults",
+    f"{_RANKS}/engine/test_published.py::test_the_environment": "every way",
+    f"{_RANKS}/tracing/test_capture.py::test_an_average": "every exchange",
+    "tests/unit/benchmarks/test_replay_lab.py": "every benchmark",
 }
 """What a newcomer's run leaves out, by the beginnings of their names, and what is there.
 

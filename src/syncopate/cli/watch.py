@@ -61,21 +61,14 @@ def watch(
 
       syncopate watch runs/a --metrics 9464
     """
-    import syncopate
-    from syncopate.runs.watch import Watch, line_of
+    from syncopate.runs.watch import Watch
 
     if once and metrics:
         raise InvalidValueError("--metrics", metrics, "left out beside --once, which ends")
     if not 0 < interval < math.inf:
         raise InvalidValueError("--interval", interval, "a finite number of seconds > 0")
     if once:
-        found = syncopate.watch(run, last=last)
-        for text in () if json else found.remarks:
-            note(text)
-        if json:
-            say_json(line_of(found))
-        else:
-            show(found, json)
+        _once(run, last, json)
         return
     one = Watch(run, last)
     publish = _published(metrics) if metrics else None
@@ -83,6 +76,20 @@ def watch(
         _follow(one, interval, json, publish)
     except KeyboardInterrupt:  # the way to end it
         return
+
+
+def _once(run: Path, last: int, json: bool) -> None:
+    """Look once."""
+    import syncopate
+    from syncopate.runs.watch import line_of
+
+    found = syncopate.watch(run, last=last)
+    for text in () if json else found.remarks:
+        note(text)
+    if json:
+        say_json(line_of(found))
+    else:
+        show(found, json)
 
 
 def _published(place: str) -> Callable[[Watched], None]:
