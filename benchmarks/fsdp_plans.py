@@ -1,0 +1,164 @@
+"""What plans for FSDP2 predict, beside what FSDP2 takes by them.
+
+    python benchmarks/fsdp_plans.py --json fsdp.json         # as root on Linux
+    python benchmarks/fsdp_plans.py --json fsdp.json --no-run
+
+On the hosts of a lab (network namespaces, shaped links) the commands that a user types make the
+plans: ``syncopate profile`` on all hosts at once, ``syncopate calibrate``, and ``syncopate plan
+--exchange fsdp`` with each policy. Then ``unmodified/train_fsdp.py`` trains in turns: with torch's
+``fully_shard`` of each block over Gloo, and by each plan. The model computes. With the defaults (4
+hosts at 1 Gbit/s, 3 turns) it takes about ten minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from syncopate.artifacts.plan import Plan
+from syncopate.lab import Lab, Topology
+from syncopate.lab.support import why_not
+from syncopate.output import write_output
+from syncopate.shown import markdown_table
+from syncopate.units import format_seconds, parse_rate
+
+SCRIPT = Path(__file__).parent / "unmodified" / "train_fsdp.py"
+TORCH = "fully_shard of each block, over Gloo"
+POLICIES = {"wfbp": "a unit for each block, over our links", "": "the fastest plan"}
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command line."""
+    found = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = found.add_argument
+    add("--hosts", type=int, default=4, help="of the lab, one rank each (4)")
+    add("--rate", default="1gbit", help="rate of each host's link (1gbit)")
+    add("--rounds", type=int, default=3, help="turns of each variant (3)")
+    add("--json", type=Path, help="every sample")
+    add("--no-run", action="store_true", help="measure nothing, show the table of --json")
+    return found
+
+
+def run(lab: Lab, *words: str, everywhere: bool = True) -> str:
+    """Run a command on every host, or here; return what it said.
+
+    Raises:
+        SystemExit: it failed.
+    """
+    print(f"$ {shlex.join(words)}", flush=True)
+    said: list[str] = []
+    if everywhere:
+        outcome = lab.run(
+            [sys.executable, *words], sink=lambda rank, _, line: said.append(f"rank {rank}: {line}")
+        )
+        code = outcome.exit_code
+    else:
+        command = [sys.executable, *words]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        said, code = [*done.stdout.splitlines(), *done.stderr.splitlines()], done.returncode
+    if code:
+        raise SystemExit("\n".join([*said[-30:], f"ended with {code}"]))
+    return "\n".join(said)
+
+
+def plans(lab: Lab, folder: Path) -> dict[str, Path]:
+    """Make the plans as a user does; return their files by what they are."""
+    command, workload, cluster = ("-m", "syncopate"), folder / "w.json", folder / "c.json"
+    build = f"{SCRIPT.stem}:build"
+    inside = f"import sys; sys.path.insert(0, {str(SCRIPT.parent)!r}); "
+    inside += "from syncopate.cli import main; sys.exit(main())"
+    given = ("--optimizer", "AdamW", "-o", str(workload))
+    run(lab, "-c", inside, "profile", build, *given)
+    run(lab, *command, "calibrate", "-o", str(cluster))
+    found = {}
+    for policy, title in POLICIES.items():
+        path = folder / f"plan{policy}.json"
+        given = ("-w", str(workload), "-c", str(cluster), "--exchange", "fsdp", "-o", str(path))
+        chosen = ("--policy", policy) if policy else ()
+        print(run(lab, *command, "plan", *given, *chosen, everywhere=False))
+        found[title] = path
+    return found
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Make the plans and take all turns; return what there is to keep."""
+    from campaign.session import facts  # noqa: PLC0415 - loads much, and --no-run needs none of it
+
+    topology = Topology(hosts=options.hosts, rate_bytes_per_s=parse_rate(options.rate))
+    about = facts()
+    turns: dict[str, list[float]] = {}
+    with Lab(topology) as lab, tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        made = plans(lab, folder)
+        variants = {TORCH: ()} | {title: ("--plan", str(path)) for title, path in made.items()}
+        for _ in range(options.rounds):
+            for title, words in variants.items():
+                run(lab, str(SCRIPT), "--out", str(folder), *words)
+                ranks = range(options.hosts)
+                steps = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in ranks]
+                turns.setdefault(title, []).append(max(statistics.median(s) for s in steps))
+                print(f"{title}: {format_seconds(turns[title][-1])}", flush=True)
+        kept = {title: json.loads(path.read_text()) for title, path in made.items()}
+    return {
+        "metadata": about | {"command": shlex.join(["python", *sys.argv])},
+        "setting": {name: getattr(options, name) for name in ("hosts", "rate", "rounds")},
+        "plans": kept,
+        "turns": turns,
+    }
+
+
+def table(kept: dict[str, Any]) -> str:
+    """Return the table as Markdown."""
+    setting, turns = kept["setting"], kept["turns"]
+    torch_s = statistics.median(turns[TORCH])
+    rows = []
+    for title, each in turns.items():
+        step_s, units, expected, off = statistics.median(each), "", "", ""
+        if title in kept["plans"]:
+            plan = Plan.from_json(json.dumps(kept["plans"][title]))
+            units = str(len(plan.buckets))
+            if plan.prediction is not None:
+                expected = format_seconds(plan.prediction.iteration_s)
+                off = f"{plan.prediction.iteration_s / step_s - 1:+.1%}"
+        spread = f"{format_seconds(min(each))} to {format_seconds(max(each))}"
+        gain = f"{torch_s / step_s:.2f}x"
+        rows.append((title, units, format_seconds(step_s), spread, gain, expected, off))
+    heads = ("variant", "units", "step", "turns", "against torch", "predicted", "off")
+    head = (
+        f"A GPT of 25 million weights that computes, {setting['hosts']} emulated hosts at "
+        f"{setting['rate']}. *Step*: median over {setting['rounds']} turns of the slowest rank's "
+        "median."
+    )
+    return f"{head}\n\n{markdown_table(heads, rows)}"
+
+
+def main() -> int:
+    """Measure, and print the table."""
+    options = parser().parse_args()
+    if options.no_run:
+        if options.json is None:
+            parser().error("--no-run needs --json")
+        print(table(json.loads(options.json.read_text())))
+        return 0
+    obstacle = why_not()
+    if obstacle:
+        print(f"skipped: {obstacle}")
+        return 0
+    kept = measure(options)
+    if options.json is not None:
+        write_output(options.json, json.dumps(kept, indent=1).encode())
+    print(table(kept))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
