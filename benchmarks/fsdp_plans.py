@@ -2,6 +2,7 @@
 
     python benchmarks/fsdp_plans.py --json fsdp.json         # as root on Linux
     python benchmarks/fsdp_plans.py --json fsdp.json --no-run
+    python benchmarks/fsdp_plans.py --quick                  # to see that it runs
 
 On the hosts of a lab (network namespaces, shaped links) the commands that a user types make the
 plans: ``syncopate profile`` on all hosts at once, ``syncopate calibrate``, and ``syncopate plan
@@ -45,6 +46,7 @@ def parser() -> argparse.ArgumentParser:
     add("--rounds", type=int, default=3, help="turns of each variant (3)")
     add("--json", type=Path, help="every sample")
     add("--no-run", action="store_true", help="measure nothing, show the table of --json")
+    add("--quick", action="store_true", help="two hosts, one short turn, to see that it runs")
     return found
 
 
@@ -70,15 +72,17 @@ def run(lab: Lab, *words: str, everywhere: bool = True) -> str:
     return "\n".join(said)
 
 
-def plans(lab: Lab, folder: Path) -> dict[str, Path]:
+def plans(lab: Lab, folder: Path, *, quick: bool) -> dict[str, Path]:
     """Make the plans as a user does; return their files by what they are."""
     command, workload, cluster = ("-m", "syncopate"), folder / "w.json", folder / "c.json"
     build = f"{SCRIPT.stem}:build"
     inside = f"import sys; sys.path.insert(0, {str(SCRIPT.parent)!r}); "
     inside += "from syncopate.cli import main; sys.exit(main())"
-    given = ("--optimizer", "AdamW", "-o", str(workload))
-    run(lab, "-c", inside, "profile", build, *given)
-    run(lab, *command, "calibrate", "-o", str(cluster))
+    given: tuple[str, ...] = ("--optimizer", "AdamW", "-o", str(workload))
+    short: tuple[str, ...] = ("--iterations", "1", "--warmup", "0") if quick else ()
+    run(lab, "-c", inside, "profile", build, *given, *short)
+    short = ("--budget", "4") if quick else ()
+    run(lab, *command, "calibrate", "-o", str(cluster), *short)
     found = {}
     for policy, title in POLICIES.items():
         path = folder / f"plan{policy}.json"
@@ -98,19 +102,20 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     turns: dict[str, list[float]] = {}
     with Lab(topology) as lab, tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        made = plans(lab, folder)
+        made = plans(lab, folder, quick=options.quick)
+        steps = ("--warmup", "1", "--steps", "1") if options.quick else ()
         variants = {TORCH: ()} | {title: ("--plan", str(path)) for title, path in made.items()}
         for _ in range(options.rounds):
             for title, words in variants.items():
-                run(lab, str(SCRIPT), "--out", str(folder), *words)
-                ranks = range(options.hosts)
-                steps = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in ranks]
-                turns.setdefault(title, []).append(max(statistics.median(s) for s in steps))
+                run(lab, str(SCRIPT), "--out", str(folder), *steps, *words)
+                files = [folder / f"rank{rank}.json" for rank in range(options.hosts)]
+                taken_s = [statistics.median(json.loads(file.read_text())) for file in files]
+                turns.setdefault(title, []).append(max(taken_s))
                 print(f"{title}: {format_seconds(turns[title][-1])}", flush=True)
         kept = {title: json.loads(path.read_text()) for title, path in made.items()}
     return {
         "metadata": about | {"command": shlex.join(["python", *sys.argv])},
-        "setting": {name: getattr(options, name) for name in ("hosts", "rate", "rounds")},
+        "setting": {name: getattr(options, name) for name in ("hosts", "rate", "rounds", "quick")},
         "plans": kept,
         "turns": turns,
     }
@@ -138,12 +143,16 @@ def table(kept: dict[str, Any]) -> str:
         f"{setting['rate']}. *Step*: median over {setting['rounds']} turns of the slowest rank's "
         "median."
     )
+    if setting.get("quick"):
+        head += " **A quick run, to see that everything works: no figure here counts.**"
     return f"{head}\n\n{markdown_table(heads, rows)}"
 
 
 def main() -> int:
     """Measure, and print the table."""
     options = parser().parse_args()
+    if options.quick:
+        options.hosts, options.rounds = 2, 1
     if options.no_run:
         if options.json is None:
             parser().error("--no-run needs --json")
