@@ -159,6 +159,7 @@ class Collectives(Sequence[Collective]):
         between_two: Mask,
     ) -> None:
         self.spans, self.rows, self.first = spans, rows, first
+        self.between_two = between_two
         self.kinds, self.names = kinds, tuple(names)
         self.sizes = np.diff(first, append=len(rows))
         self.of = np.repeat(np.arange(len(first)), self.sizes)

@@ -11,19 +11,19 @@ has disjoint parts, so that several things can be removed at once, in any combin
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
 from collections.abc import Sequence
-from functools import cached_property
-from itertools import product
+from functools import cached_property, partial
 
 import numpy as np
 
+from syncopate.analysis.causes.beside import Beside, with_same_data
 from syncopate.analysis.causes.leads import Leads, covered
 from syncopate.analysis.causes.pace import paces
+from syncopate.analysis.causes.shapes import Shapes
 from syncopate.analysis.causes.stages import Stages
 from syncopate.analysis.causes.unusual import UNUSUAL, in_common, unusual, usual
 from syncopate.analysis.evidence.links import SlowLinks
-from syncopate.analysis.evidence.noise import outstanding, surely_positive
+from syncopate.analysis.evidence.noise import outstanding
 from syncopate.analysis.evidence.pipeline import RECV, SEND
 from syncopate.analysis.evidence.servers import Servers
 from syncopate.analysis.ranks.arrivals import of_others
@@ -47,9 +47,6 @@ _LATER, _MOSTLY = 1.1, 0.75
 _TOGETHER, _VARIED, _EVERYWHERE = 0.5, 0.02, 0.5
 """Batches differ where half of the ranks vary by this part, and forward and backward of the median
 rank go together, by this correlation."""
-
-_TWO_SORTS = 0.3
-"""Ranks are of two sorts where the next takes longer by more than this part."""
 
 _MOST = 0.75
 """What so many of the ranks do, all do."""
@@ -133,7 +130,7 @@ class Counterfactuals:
     def _find(self) -> None:
         """Find what ranks differ in."""
         self._usual_s = self._median(self._parts_s)
-        self._pace = paces(self._parts_s, self._usual_s, self.stages.pipelines)
+        self._pace, self._slowed = paces(self._parts_s, self._usual_s, self.stages.pipelines)
         self.uneven = self._is_uneven()
         level = self._parts_s.copy()
         if self.uneven:
@@ -149,12 +146,20 @@ class Counterfactuals:
         self._there = np.asarray((self._parts_s > 0).any(axis=1))
         self._there[:, _INPUT] = True
         self.computing_s = statistics.median(self._usual_s[:, _COMPUTING].sum(axis=1).tolist())
-        self.slower = self._found_slower()
+        self._mates = with_same_data(self._pace[:, self._counted]) if self.uneven else []
+        if self.stages.pipelines:
+            self._mates = []
+        alike = [*self.stages.alike, *self._mates]
+        self._beside = Beside(self._level, self._counted, alike)
+        self.slower = self._beside.slower(
+            range(3), self._median(self._level), self._there, WORTH / 2 * self.computing_s
+        )
         self._even_pace = self._found_even_pace()
         self.starved = self._found_starved()
         self._others_s = self._of_others()
         self.linked = self._found_linked()
         self._shares = Shares(self._replay, self.ranks)
+        self._shapes = Shapes(self._rank, self._at, self._lane, self._tasks_s)
 
     def _median(self, parts_s: Times) -> Times:
         """Return each rank's usual value."""
@@ -184,11 +189,14 @@ class Counterfactuals:
         least = max(2, _EVERYWHERE * len(pace))
         if (pace.std(axis=1) >= _VARIED).sum() < least:
             return False
-        far = np.median(np.abs(pace - np.median(pace, axis=1, keepdims=True)), axis=1)
-        if (1.4826 * far >= _WIDELY).sum() >= least:
+        sums_s = self._parts_s[:, self._counted, _PASSES].sum(axis=2)
+        middle_s = np.median(sums_s, axis=1, keepdims=True)
+        far_s = 1.4826 * np.median(np.abs(sums_s - middle_s), axis=1)
+        if (far_s >= _WIDELY * middle_s[:, 0]).sum() >= least:
             return True
-        both = self._parts_s[:, self._counted, _PASSES]
-        both = both - both.mean(axis=1, keepdims=True)
+        both = np.where(self._slowed[..., None], np.nan, self._parts_s[..., _PASSES])
+        both = both[:, self._counted]
+        both = np.nan_to_num(both - np.nanmean(both, axis=1, keepdims=True))
         spread_s = np.sqrt((both**2).sum(axis=1))
         product_s = (both[..., 0] * both[..., 1]).sum(axis=1)
         together = product_s / np.maximum(spread_s.prod(axis=1), 1e-30)
@@ -216,44 +224,6 @@ class Counterfactuals:
             for i, p in zip(at.tolist(), part.tolist(), strict=True)
         ]
 
-    def _exceeds(self, rank: int, other: int, part: int, least_s: float) -> bool:
-        """Return whether a rank surely exceeds another in a part, by ``least_s`` at least."""
-        (alike,) = (mine for mine in self.stages.alike if rank in mine)
-        level = self._level[:, self._counted, part]
-        more_s = level[rank] - level[other]
-        if more_s.mean() <= least_s:
-            return False
-        others = [at for at in alike if at not in (rank, other)]
-        spreads_s = (level[others] - level[other]).std(axis=1)
-        return surely_positive(more_s.tolist(), len(self.ranks), spreads_s.tolist())
-
-    def _found_slower(self) -> dict[int, list[int]]:
-        """Find who exceeds the median of the others of its stage, of two medians the lower.
-
-        Where ranks fall in two sorts that are far apart, those of the slower sort are compared with
-        the slowest of the faster one, however few these are; then those of the faster among each
-        other.
-        """
-        found: dict[int, list[int]] = defaultdict(list)
-        usual_s, least_s = self._median(self._level), WORTH / 2 * self.computing_s
-        for part, alike in product(range(3), self.stages.alike):
-            there = [at for at in alike if self._there[at, part]]
-            order = sorted(there, key=lambda at: (usual_s[at, part], at))
-            while len(order) > 1:
-                apart_s = np.diff(usual_s[order, part])
-                fast = int(apart_s.argmax())
-                two = apart_s[fast] > _TWO_SORTS * usual_s[order[fast], part]
-                for place, at in enumerate(order):
-                    if two and place <= fast:
-                        continue
-                    middle = (len(order) - 2) // 2  # of the others, which move up behind it
-                    middle = middle + (place <= middle)
-                    other = order[min(middle, fast) if two else middle]
-                    if self._exceeds(at, other, part, least_s):
-                        found[at].append(part)
-                order = order[: fast + 1] if two else []
-        return found
-
     def _found_starved(self) -> list[int]:
         """Find the ranks that wait for input longer than all of their stage.
 
@@ -274,7 +244,8 @@ class Counterfactuals:
             self._common_s[alike] = np.minimum(waits_s[least], mine)
             least_s = float(waits_s[least, self._counted].mean())
             least_s = WORTH / 2 * (self.computing_s + least_s)
-            found = [at for at in order if self._exceeds(at, least, _INPUT, least_s)]
+            exceeds = partial(self._beside.exceeds, part=_INPUT, least_s=least_s, alike=alike)
+            found = [at for at in order if exceeds((at, least))]
             if len(found) < _MOST * len(order) or not self._replay.pulls:
                 break
         if least == order[0]:
@@ -292,6 +263,12 @@ class Counterfactuals:
         mine = self._replay.tasks.iteration[had & (self._replay.tasks.rank == rank)]
         return [number for number in np.unique(mine).tolist() if number in self._replay.iterations]
 
+    def own_unusual(self, rank: int) -> set[tuple[int, bool]]:
+        """Return the iterations in which a rank alone took too long, and whether for input."""
+        at = self.ranks.index(rank)
+        where = np.argwhere(self._unusual[at] & ~self._common)
+        return {(self._numbers[i].item(), p == _INPUT) for i, p in where.tolist()}
+
     def longest(self, rank: int) -> tuple[str, float, float]:
         """Return the lane in which a rank exceeds the others most, its time and theirs there."""
         at = self.ranks.index(rank)
@@ -301,11 +278,31 @@ class Counterfactuals:
             found.append((_PARTS[part], float(self._usual_s[at, part]), float(theirs_s)))
         return max(found, key=lambda row: (row[1] - row[2], row[0]))
 
+    def longer(self, rank: int, kind: str) -> Times:
+        """Return by how much a rank exceeds the others, by iteration that counts and part.
+
+        That is relative to the others; of input, which they may not wait for at all, in seconds.
+        """
+        at = self.ranks.index(rank)
+        level = self._level[:, self._counted]
+        if kind == INPUT:
+            return np.asarray(level[at, :, [_INPUT]] - self._common_s[at, self._counted]).T
+        others_s = [np.median(level[self._healthy(p, at) or [at], :, p]) for p in range(3)]
+        whole_s = max(sum(others_s), 1e-30)
+        return np.asarray((level[at, :, _COMPUTING] - np.array(others_s)) / whole_s)
+
     def _healthy(self, part: int, of: int) -> list[int]:
-        """Return those that compute the same as a rank, by places, and are not slower in a part."""
-        (alike,) = (mine for mine in self.stages.alike if of in mine)
-        there = [at for at in alike if self._there[at, part]]
-        return [at for at in there if part not in self.slower.get(at, ())]
+        """Return those that compute the same as a rank, by places, and are not slower in a part.
+
+        Of the same data, where there are such.
+        """
+        for alike in (*self._mates, *self.stages.alike):
+            if of in alike:
+                there = [at for at in alike if self._there[at, part]]
+                healthy = [at for at in there if part not in self.slower.get(at, ())]
+                if healthy:
+                    return healthy
+        return []
 
     # -- one thing different -------------------------------------------------------------------
 
@@ -318,7 +315,9 @@ class Counterfactuals:
         before_s, after_s = self._parts_s, changed.parts_s
         factors = np.where(before_s > 0, after_s / np.where(before_s > 0, before_s, 1.0), 1.0)
         found, rank, at = changed.durations, self._rank, self._at
-        tasks_s = self._micro_batches_s() if changed.even_tasks else self._tasks_s
+        tasks_s = self._micro_batches_s() if changed.even_tasks else self._tasks_s.copy()
+        for (place, part), others in changed.shaped.items():
+            self._shapes.like(tasks_s, place, part, others)
         found.tasks_s = tasks_s * factors[rank, at, self._lane]
         found.tasks_s += self._input_s * factors[rank, at, _INPUT]
         left = np.where(self._known, factors[rank, at, self._before], 1.0)
@@ -389,6 +388,7 @@ class Counterfactuals:
             most_s = np.median(changed.parts_s[others, :, part], axis=0)
             changed.parts_s[at, :, part] = np.minimum(changed.parts_s[at, :, part], most_s)
             self._start_like(changed, mine[lane == part], others)
+            changed.shaped[at, part] = others
 
     def _driven(self, rank: int) -> Numbers:
         """Return the parts of messages of a rank that follow its computation."""
@@ -433,9 +433,9 @@ class Counterfactuals:
         if len(numbers) < SEVERAL:
             return ()
         whose = rank * len(numbers) + at
-        totals_s = np.bincount(whose, moved_s[rows], len(ranks) * len(numbers))
-        totals_s = totals_s.reshape(len(ranks), len(numbers))
-        usual_s = np.median(totals_s, axis=1, keepdims=True)
+        every_s = np.bincount(whose, moved_s[rows], len(ranks) * len(numbers))
+        totals_s = every_s.astype(np.float64).reshape(len(ranks), len(numbers))
+        usual_s = usual(totals_s[..., None], np.arange(len(numbers)))
         own_s = self._usual_s[:, _COMPUTING].sum(axis=1)
         computing_s = dict(zip(self.ranks, own_s.tolist(), strict=True))
         least_s = np.array([[UNUSUAL * computing_s.get(one, 0.0)] for one in ranks.tolist()])

@@ -26,7 +26,7 @@ played again with it removed, and what that saves is the answer.
 No rank is blamed for random differences between iterations
 (:mod:`syncopate.analysis.evidence.noise`): a rank is slow by more than the error of the mean, and
 pauses without a recorded reason belong to some ranks, or to all of them at once. Pauses on changing
-ranks are reported as noise.
+ranks are noise; where that is much, and a rank is to blame beside it, it is a pause of no rank.
 
 [Note: self-check] Nothing is explained where the recorded iterations, played again without a
 change, do not last as long as they did; where ranks wait much longer than causes and noise explain
@@ -50,6 +50,7 @@ from syncopate.analysis.causes.trial import (
     SLOW_SERVER,
     STAGES,
     TRANSFERS,
+    TRUSTED,
     Cause,
     Trial,
 )
@@ -59,9 +60,9 @@ from syncopate.analysis.evidence.links import SlowLinks, conclusive, recorded, s
 from syncopate.analysis.evidence.queues import in_queues
 from syncopate.analysis.evidence.servers import Servers
 from syncopate.analysis.exposure import exposures
-from syncopate.analysis.ranks.stragglers import SERVER
+from syncopate.analysis.ranks.stragglers import PAUSE, SERVER
 from syncopate.analysis.replay import Replay
-from syncopate.analysis.work import INPUT, SEVERAL, whole
+from syncopate.analysis.work import SEVERAL, whole
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.timeline import Timeline
 from syncopate.artifacts.timelines.round_trip import RoundTrip
@@ -80,18 +81,11 @@ __all__ = [
     "explanation",
 ]
 
-TRUSTED = 0.1
-"""A replay that is further from the recorded iteration than this part explains nothing; nor one
-with more idle time than this that no cause explains."""
-
 _EXPLAINED = 1 / 3
 """Causes and noise explain at least this part of what ranks wait for each other."""
 
 _BOUNDS = (TRANSFERS, SERVER, PIPELINE)
 """Kinds of which a gain is the most that could be, with all others gone."""
-
-_SHARED = (*_BOUNDS, BATCHES, STAGES, CONGESTION, INPUT)
-"""Kinds that blame no rank."""
 
 _MANY = 50
 """Iterations whose medians tell what is usual on machines that others use."""
@@ -175,14 +169,16 @@ def explanation(
     lacks = tuple(_lacks(timeline, replay, trial.played_s, recorded_s))
     causes = () if lacks else trial.causes()
     noise_s = trial.noise_s()
-    if not lacks and noise_s > TRUSTED * recorded_s and all(c.kind in _SHARED for c in causes):
+    if not lacks and noise_s > TRUSTED * recorded_s and not any(c.ranks for c in causes):
         lacks = (_noisy(noise_s / recorded_s, len(replay.iterations)),)
     gained_s = sum(cause.gain_s for cause in causes if cause.kind not in _BOUNDS)
     told_s = gained_s + trial.bubble_s
     clocks_s = float(timeline.metadata.get("clock_error_s", 0.0))
     if not lacks and not causes and clocks_s > TRUSTED * recorded_s:
         lacks = (_unknown_clocks(clocks_s, recorded_s),)
-    lacks = lacks or tuple(_contradicted(replay, told_s, noise_s, trial.left_s))
+    if not any(cause.kind == PAUSE and not cause.ranks for cause in causes):
+        told_s += noise_s
+    lacks = lacks or tuple(_contradicted(replay, gained_s + trial.bubble_s, told_s, trial.left_s))
     causes = () if lacks else causes
     return Explanation(
         iterations=len(replay.iterations),
@@ -204,17 +200,27 @@ def explanation(
     )
 
 
-def _contradicted(replay: Replay, gained_s: float, noise_s: float, left_s: float) -> Iterator[str]:
-    """Yield what the causes leave open, by [Note: self-check]."""
+def _contradicted(replay: Replay, gained_s: float, told_s: float, left_s: float) -> Iterator[str]:
+    """Yield what the causes leave open, by [Note: self-check].
+
+    Args:
+        replay: of a timeline.
+        gained_s: what an iteration gains without the causes and the bubbles of a pipeline.
+        told_s: the same without noise as well.
+        left_s: what is left idle.
+    """
     limit_s = TRUSTED * replay.recorded_s
     found = exposures(replay.timeline)
     counted = np.flatnonzero(np.isin(found.spans.iteration, replay.iterations))
     turns = len(replay.iterations) * replay.timeline.ranks_in_columns
-    waited_s = found.waited_outside_s(counted) / turns
-    if waited_s > limit_s and gained_s + noise_s < _EXPLAINED * waited_s:
+    least_s = max(limit_s, told_s / _EXPLAINED)
+    waited_s = float(found.waiting_s[counted].sum()) / turns
+    if waited_s > least_s:  # whom all waited for is more to find out
+        waited_s = found.waited_outside_s(counted) / turns
+    if waited_s > least_s:
         yield (
             f"ranks wait {waited_s / replay.recorded_s:.0%} of an iteration for each other, and "
-            f"the causes found explain {(gained_s + noise_s) / replay.recorded_s:.0%}: the clocks "
+            f"the causes found explain {told_s / replay.recorded_s:.0%}: the clocks "
             "of ranks differ, or what they do meanwhile is not recorded"
         )
     if left_s > max(limit_s, gained_s):

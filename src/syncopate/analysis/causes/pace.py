@@ -6,20 +6,21 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from syncopate.artifacts.timelines.spans import Times
+from syncopate.artifacts.timelines.spans import Mask, Times
 
-_SLOWED, _AS_SLOW = 1.25, 0.25
-"""A rank is slow in an iteration that takes so many times as long, its update too, to this part."""
+_SLOWED, _AS_SLOW = 1.25, 0.5
+"""A rank is slow in an iteration that takes so many times as long, where its update exceeds what is
+usual by this part of that at least."""
 
 _PASSES, _UPDATE = slice(0, 2), 2
 
 
-def paces(parts_s: Times, usual_s: Times, pipelines: Sequence[Sequence[int]]) -> Times:
-    """Return how long batches are, by rank and iteration; 1 is usual.
+def paces(parts_s: Times, usual_s: Times, pipelines: Sequence[Sequence[int]]) -> tuple[Times, Mask]:
+    """Return how long batches are, by rank and iteration; 1 is usual. And where a rank is slow.
 
     Forward and backward both take as much longer, or as much shorter, on all stages of a pipeline:
     the one that is nearer to what is usual says how much. What one of them alone does is no batch,
-    nor what one stage does; where the update takes as much longer too, the rank is slow.
+    nor what one stage does; where the update takes longer too, the rank is slow.
 
     Args:
         parts_s: seconds of forward, backward, update and more, by rank and iteration.
@@ -34,8 +35,8 @@ def paces(parts_s: Times, usual_s: Times, pipelines: Sequence[Sequence[int]]) ->
     most = np.where(known, passes, 0.0).max(axis=2)
     found = np.where(known.any(axis=2), np.clip(1.0, least, most), 1.0)
     slow = there[..., _UPDATE] & (found >= _SLOWED)
-    slow &= np.abs(longer[..., _UPDATE] - found) <= _AS_SLOW * found
+    slow &= longer[..., _UPDATE] - 1 >= _AS_SLOW * (found - 1)
     found[slow] = 1.0
     for mine in pipelines:
         found[mine] = np.sort(found[mine], axis=0)[(len(mine) - 1) // 2]
-    return found
+    return found, np.asarray(slow)

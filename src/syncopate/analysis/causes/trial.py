@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from syncopate.analysis.causes.counterfactuals import WORTH, Counterfactuals, free
+from syncopate.analysis.causes.faults import by_iteration, by_size
 from syncopate.analysis.collectives import EXCHANGE
 from syncopate.analysis.evidence.groups import SlowGroups, slow_groups
 from syncopate.analysis.evidence.noise import interval_s
@@ -38,6 +39,10 @@ GROUP = "group"
 
 TOGETHER = "together"
 """Pauses of all ranks at once are a group of their own."""
+
+TRUSTED = 0.1
+"""A replay that is further from the recorded iteration than this part explains nothing; nor one
+with more noise or idle time than this that no cause explains."""
 
 _TIMES = {PAUSE: 2.0}
 """Kinds of which this many times :data:`WORTH` has to be at stake: any rank pauses once."""
@@ -123,6 +128,7 @@ class Trial:
         named = {one.ranks for one in self._parts if one.kind == PAUSE}
         self._noise = [one for one in noise if one.ranks not in named]
         self._flow = Part(CONGESTION, (), without.flowing)
+        self._noisy = Part(PAUSE, (), self._quiet)
         all_but = [*self._noise, *self._parts, self._flow]
         freed = Part(TRANSFERS, (), free)
         self._rows = self._lasting([(), all_but, (*all_but, freed), (freed,)])
@@ -174,34 +180,53 @@ class Trial:
             yield Part(LINK, known or one.ranks, partial(_like_others, groups=one))
 
     def causes(self) -> tuple[Cause, ...]:
-        """Return the causes that are worth a word, the greatest gain first."""
+        """Return the causes that are worth a word, the greatest gain first.
+
+        Beside ranks that are to blame, what comes and goes on any rank is a cause of its own.
+        """
         clocks_s = float(self._replay.timeline.metadata.get("clock_error_s", 0.0))
         least_s = max(WORTH * self.played_s, clocks_s)
-        groups = self._groups()
-        while True:
-            tried = self._shared_out(groups)
-            kept = [
-                group
-                for group, (cause, sure) in zip(groups, tried, strict=True)
-                if cause.gain_s > least_s * _TIMES.get(cause.kind, 1.0)
-                and (cause.kind != BATCHES or sure)
-            ]
-            if len(kept) == len(groups):
-                break
-            groups = kept
+        groups, found = self._worth(self._groups(), least_s)
+        if any(cause.ranks for cause in found):
+            _, found = self._worth([(self._noisy,), *groups], least_s)
         bounds = (self._transfers(), self._pipeline())
-        found = [cause for cause, _ in tried]
         found += [cause for cause in bounds if cause.gain_s > least_s]
         # Of what is left when all others are gone, only what it gives by itself counts before them.
         gains_s = {id(cause): min(cause.gain_s, cause.alone_s) for cause in bounds}
         return tuple(sorted(found, key=lambda cause: -gains_s.get(id(cause), cause.gain_s)))
 
+    def _worth(
+        self, groups: list[tuple[Part, ...]], least_s: float
+    ) -> tuple[list[tuple[Part, ...]], list[Cause]]:
+        """Return the groups that are worth a word beside each other, and their causes."""
+        while True:
+            tried = self._shared_out(groups)
+            kept = [
+                group
+                for group, (cause, sure) in zip(groups, tried, strict=True)
+                if cause.gain_s > self._least_s(cause, least_s) and (cause.kind != BATCHES or sure)
+            ]
+            if len(kept) == len(groups):
+                return kept, [cause for cause, _ in tried]
+            groups = kept
+
+    def _least_s(self, cause: Cause, least_s: float) -> float:
+        """Return by how much a cause gains more where it is worth a word."""
+        if cause.kind == PAUSE and not cause.ranks:
+            return TRUSTED * float(self.played_s)
+        return least_s * _TIMES.get(cause.kind, 1.0)
+
     def noise_s(self) -> float:
         """Return the gain without pauses and congestion that come and go on any rank."""
-        if self._without.pausing is not None:
-            return 0.0
-        lasting_s = self._lasting([(*self._noise, self._flow)])
-        return float(self.played_s - lasting_s.mean())
+        (quiet_s,) = self._lasting([[self._noisy]]).mean(axis=1).tolist()
+        return float(self.played_s - quiet_s)
+
+    def _quiet(self, changed: Changed) -> None:
+        """Remove pauses that are no rank's own; where none are, what the network does then too."""
+        for one in self._noise:
+            one.change(changed)
+        if self._without.pausing is None:
+            self._flow.change(changed)
 
     def _changed(self, removed: Iterable[Part]) -> Changed:
         changed = self._without.begin()
@@ -223,12 +248,11 @@ class Trial:
         """Return the causes: single ranks, or all ranks with the same fault together."""
         kinds: dict[tuple[str, bool, str], list[Part]] = defaultdict(list)
         for one in self._parts:
-            lane = self._without.longest(one.ranks[0])[0] if one.kind == COMPUTE else ""
-            lane = TOGETHER if one.kind == PAUSE and len(one.ranks) > 1 else lane
+            lane = TOGETHER if one.kind == PAUSE and len(one.ranks) > 1 else ""
             kinds[one.kind, bool(one.ranks), lane].append(one)
         found: list[tuple[Part, ...]] = []
         (all_s,) = self._lasting([self._parts]).mean(axis=1).tolist()
-        for same in kinds.values():
+        for same in (mine for every in kinds.values() for mine in self._by_fault(every)):
             if len(same) == 1 or len(same) > _TRIED:
                 found.append(tuple(same))
                 continue
@@ -249,6 +273,31 @@ class Trial:
             found.append(tuple(matter if most and matter else same))
         return found
 
+    def _by_fault(self, same: Sequence[Part]) -> list[list[Part]]:
+        """Return parts of one kind by fault: :mod:`syncopate.analysis.causes.faults`."""
+        kind, without = same[0].kind, self._without
+        by_rank = {one.ranks[0]: one for one in same if len(one.ranks) == 1}
+        if len(by_rank) < max(len(same), 2):
+            return [list(same)]
+        if kind == PAUSE:
+            found = by_iteration({rank: without.own_unusual(rank) for rank in by_rank})
+        elif kind in (COMPUTE, INPUT):
+            found = by_size({rank: without.longer(rank, kind) for rank in by_rank})
+        else:
+            return [list(same)]
+        if not 1 < len(found) <= _TRIED:
+            return [list(same)]
+        faults = [[by_rank[rank] for rank in ranks] for ranks in found]
+        all_s, *left_s = self._without_these(faults).mean(axis=1).tolist()
+        least_s = WORTH * _TIMES.get(kind, 1.0) * self.played_s
+        great = [one for one, s in zip(faults, left_s, strict=True) if s - all_s > least_s]
+        small = [one for mine in faults if mine not in great for one in mine]
+        return [*great, small] if small else great
+
+    def _without_these(self, groups: Sequence[Sequence[Part]]) -> Times:
+        """Return how long iterations take without all causes, and without all but one of groups."""
+        return self._lasting([self._parts, *(self._but(one, self._parts) for one in groups)])
+
     def _shared_out(self, groups: Sequence[tuple[Part, ...]]) -> list[tuple[Cause, bool]]:
         """Return causes with their parts of what they gain together, and whether each surely gains.
 
@@ -256,7 +305,8 @@ class Trial:
         """
         if not groups:
             return []
-        every = [one for one in self._parts if any(one in group for group in groups)]
+        parts = (self._noisy, *self._parts)
+        every = [one for one in parts if any(one in group for group in groups)]
         rows = [every, *groups, *(self._but(group, every) for group in groups)]
         lasting_s = self._lasting(rows)
         none_s, all_s = self._rows[0], lasting_s[0]
@@ -306,7 +356,9 @@ class Trial:
         ranks = tuple(dict.fromkeys(rank for one in group for rank in one.ranks))
         where: set[int] = set()
         figures: tuple[str, float, float] = ("", 0.0, 0.0)
-        if kind == PAUSE:
+        if kind == PAUSE and not ranks:
+            where = {i for rank in without.ranks for i, _ in without.own_unusual(rank)}
+        elif kind == PAUSE:
             where = {i for rank in ranks for i, _ in without.unusual(rank)}
             common = set(without.common)
             where = common if len(group[0].ranks) > 1 else where - common

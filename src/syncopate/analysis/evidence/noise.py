@@ -15,8 +15,9 @@ import numpy as np
 
 from syncopate.artifacts.timelines.spans import Times
 
-SURE = 3.0
-"""What differs by this many standard errors differs."""
+SURE, LIKELY = 3.0, 2.0
+"""What differs by this many standard errors differs; where something else says so too, so many are
+enough."""
 
 _SPREAD, _OF_MEDIAN = 1.4826, 1.2533
 _SIMILAR = 0.5
@@ -61,7 +62,11 @@ def exceeds(own_s: Sequence[float], others_s: Iterable[Sequence[float]]) -> bool
 
 
 def surely_positive(
-    values_s: Sequence[float], among: int = 1, spreads_s: Sequence[float] = ()
+    values_s: Sequence[float],
+    among: int = 1,
+    spreads_s: Sequence[float] = (),
+    *,
+    sure: float = SURE,
 ) -> bool:
     """Say whether the mean of values, one for each iteration, is above 0 by more than its error.
 
@@ -69,6 +74,7 @@ def surely_positive(
         values_s: the values.
         among: of how many ranks they may be: of many one is far off by chance.
         spreads_s: how other ranks' values vary: where they say more, few values are as sure.
+        sure: by so many standard errors.
     """
     if not values_s:
         return False
@@ -79,7 +85,7 @@ def surely_positive(
     if spreads_s:
         spread = max(spread, statistics.median(spreads_s))
         free += free * len(spreads_s) // 2
-    errors = _student(math.sqrt(SURE**2 + 2 * math.log(max(among, 1))), free)
+    errors = _student(math.sqrt(sure**2 + 2 * math.log(max(among, 1))), free)
     return mean_s > errors * spread / math.sqrt(len(values_s))
 
 

@@ -9,6 +9,7 @@ others, so when a message ended and by how much clocks are off is found in turns
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 
@@ -41,11 +42,13 @@ def told(traces: Sequence[RankTrace]) -> list[ClockOffset] | None:
     _, first, sizes = np.unique(of, return_index=True, return_counts=True)
     count = np.bincount(rank, minlength=len(traces))
     ahead_s, apart_s = np.zeros(len(traces)), end_s
+    linked = _linked(of, rank, len(traces))
     for _ in range(_TURNS):
         over_s = np.repeat(np.add.reduceat(end_s - ahead_s[rank], first) / sizes, sizes)
         apart_s = end_s - over_s
         ahead_s = np.bincount(rank, apart_s, len(traces)) / count
-        ahead_s -= np.median(ahead_s)
+        for ranks in linked:
+            ahead_s[ranks] -= np.median(ahead_s[ranks])
     took_s = np.repeat(np.minimum.reduceat(end_s - start_s, first), sizes)
     usual_s = {one: float(np.median(took_s[kind == one])) for one in np.unique(kind).tolist()}
     before_s = np.maximum.reduceat(start_s, first) - np.minimum.reduceat(end_s, first)
@@ -56,14 +59,17 @@ def told(traces: Sequence[RankTrace]) -> list[ClockOffset] | None:
     offsets = [one for one in found if one is not None]
     if len(offsets) < len(found) or not any(seconds for seconds, _ in offsets):
         return None
-    origin_s = offsets[0][0]
-    return [ClockOffset(seconds - origin_s, max(off_s, 1e-9)) for seconds, off_s in offsets]
+    first_s = offsets[0][0]
+    return [
+        ClockOffset(seconds - first_s, max(off_s, 1e-9) if which in linked[0] else math.inf)
+        for which, (seconds, off_s) in enumerate(offsets)
+    ]
 
 
 def _ends(traces: Sequence[RankTrace]) -> tuple[Numbers, Numbers, Numbers, Times, Times] | None:
     """Return the collective, rank and kind of each end, and when it began and ended; by collective.
 
-    None where a rank shares none with any other, or not all are linked by those they share.
+    None where a rank shares none with any other.
     """
     rows: dict[Hashable, list[tuple[int, int, int, int]]] = defaultdict(list)
     kinds: dict[tuple[str, int], int] = {}
@@ -73,7 +79,7 @@ def _ends(traces: Sequence[RankTrace]) -> tuple[Numbers, Numbers, Numbers, Times
                 kind = kinds.setdefault((one.collective, one.nbytes), len(kinds))
                 rows[one.key].append((which, kind, one.start_ns, one.end_ns))
     shared = [own for own in rows.values() if len(own) > 1]
-    if not shared or not _linked([{row[0] for row in own} for own in shared], len(traces)):
+    if len({row[0] for own in shared for row in own}) < len(traces):
         return None
     origin_ns = min(row[2] for own in shared for row in own)
     of: Numbers = np.repeat(np.arange(len(shared), dtype=np.int64), [len(own) for own in shared])
@@ -82,14 +88,18 @@ def _ends(traces: Sequence[RankTrace]) -> tuple[Numbers, Numbers, Numbers, Times
     return of, every[:, 0], every[:, 1], times_s[:, 0], times_s[:, 1]
 
 
-def _linked(shared: Sequence[set[int]], count: int) -> bool:
-    """Say whether all ranks are linked by messages that they share."""
-    different = {frozenset(ranks) for ranks in shared}
-    reached, more = {0}, True
-    while more:
-        joined = reached.union(*(ranks for ranks in different if ranks & reached))
-        more, reached = len(joined) > len(reached), joined
-    return len(reached) == count
+def _linked(of: Numbers, rank: Numbers, count: int) -> list[list[int]]:
+    """Return the ranks that are linked by messages that they share, those of the first first."""
+    shared = {frozenset(mine.tolist()) for mine in np.split(rank, np.flatnonzero(np.diff(of)) + 1)}
+    left, found = set(range(count)), []
+    while left:
+        reached, more = {min(left)}, True
+        while more:
+            joined = reached.union(*(ranks for ranks in shared if ranks & reached))
+            more, reached = len(joined) > len(reached), joined
+        found.append(sorted(reached))
+        left -= reached
+    return found
 
 
 def _offset(

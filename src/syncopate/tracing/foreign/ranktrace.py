@@ -31,6 +31,9 @@ LANE_OF = {
 OF_ALL_RANKS = frozenset({"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "barrier"})
 """Collectives that no rank is done with before every rank has come to them."""
 
+BETWEEN_TWO = frozenset({"send", "recv"})
+"""Messages of two stages of a pipeline."""
+
 DTYPE_BYTES = {
     "double": 8,
     "float": 4,

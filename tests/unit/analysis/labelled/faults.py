@@ -89,6 +89,26 @@ def now_and_then(rank: int, by: float, every: int) -> Fault:
     )
 
 
+def since(rank: int, by: float, begin: int) -> Fault:
+    """A rank computes longer from an iteration on."""
+    return Fault(
+        f"rank {rank} computes {by:.2f}x as long from iteration {begin} on",
+        frozenset({"pause", "compute"}),
+        frozenset({rank}),
+        factor=lambda r, i, lane, m: by if r == rank and i >= begin else 1.0,
+    )
+
+
+def stalls(rank: int, lasts_s: float, every: int) -> Fault:
+    """A rank's input comes later in each ``every``-th iteration."""
+    return Fault(
+        f"input of rank {rank} is {lasts_s * 1e3:.0f} ms late in each {every}th iteration",
+        frozenset({"pause", "input"}),
+        frozenset({rank}),
+        input_s=lambda r, i: lasts_s if r == rank and i % every == 3 else 0.0,
+    )
+
+
 def wandering(count: int, by: float) -> Fault:
     """Another rank is slow in each iteration."""
     return Fault(

@@ -20,6 +20,9 @@ FSDP = Training(replicas=4, sharded=True, transfer_ms=3.0)
 TENSOR = Training(replicas=2, parts=4)
 ACCUMULATED = Training(replicas=4, micro_batches=4, layers=2, buckets=2)
 PIPELINE = Training(replicas=1, stages=3, micro_batches=4, layers=2, buckets=1, layer_ms=4.0)
+PIPELINE_OF_TWO = Training(
+    replicas=4, stages=3, micro_batches=4, layers=2, buckets=1, layer_ms=4.0
+)
 THREE_WAYS = Training(
     replicas=2, parts=2, stages=2, micro_batches=4, layers=2, buckets=1, layer_ms=4.0
 )
@@ -83,6 +86,59 @@ def test_untidy(kind: str, tmp_path) -> None:
     assert (found.first, found.gain, found.blamed) == (True, True, True), found.said
 
 
+EIGHT = Training(replicas=8, iterations=16)
+APART: dict[str, tuple[Training, list[Fault], str]] = {
+    "two ranks that are slow by different factors": (
+        EIGHT, [wrong.slow([1], 1.3), wrong.slow([6], 1.7)], "tidy",
+    ),
+    "a rank that is slow beside one with a slow backward": (
+        PIPELINE_OF_TWO, [wrong.slow([1, 7], 1.8), wrong.slow([0], 1.25, ["backward"])], "tidy",
+    ),
+    "pauses of two ranks": (
+        FSDP, [wrong.now_and_then(2, 2.05, 2), wrong.checkpoints(0, 0.08, 4, False)],
+        "ends 1 ms late",
+    ),
+    "two slow ranks, one of them since midway": (
+        EIGHT, [wrong.slow([2], 1.4), wrong.since(5, 2.0, 9)], "tidy",
+    ),
+    "a slow rank whose layers are one task": (FSDP, [wrong.slow([2], 2.2)], "as called"),
+    "batches of many ranks": (
+        Training(replicas=32), [wrong.unequal(0.25, 3, int, 32, 1)], "ends 1 ms late",
+    ),
+    "a slow rank among few unequal batches": (
+        Training(replicas=4, iterations=8), [wrong.unequal(0.3, 3, int, 4, 1),
+                                             wrong.slow([2], 2.4)], "tidy",
+    ),
+    "a slow backward among ranks with the same batches": (
+        TENSOR, [wrong.unequal(0.35, 3, lambda r: TENSOR.place(r)[1], 2, 1),
+                 wrong.slow([0], 1.67, ["backward"])], "clocks 20 us off",
+    ),
+    "transfers that take long in most iterations": (
+        Training(replicas=3), [wrong.congestion(8.8, 0.55, 3)], "tidy",
+    ),
+    "pauses of any rank beside a checkpoint": (
+        EIGHT, [wrong.collections(0.1, 0.07, False, 5), wrong.checkpoints(0, 0.13, 3, True)],
+        "tidy",
+    ),
+    "a loader that stalls each eighth time": (EIGHT, [wrong.stalls(2, 0.3, 8)], "tidy"),
+    "late input of a rank, and a slow backward of another": (
+        EIGHT, [wrong.late_input([1], 0.04), wrong.slow([2], 1.8, ["backward"])], "tidy",
+    ),
+    "slow backward and late input of one rank": (
+        EIGHT, [wrong.late_input([1], 0.03), wrong.slow([1], 1.5, ["backward"])], "tidy",
+    ),
+}  # fmt: skip
+"""Faults beside others, of which explain once had most wrong."""
+
+
+@pytest.mark.parametrize("kind", APART)
+def test_faults_are_told_apart(kind: str, tmp_path) -> None:
+    training, faults, how = APART[kind]
+    found = judged(Case(0, kind, training, tuple(faults), how, NOTES[how](0)), tmp_path)
+    assert found.abstains == ()
+    assert (found.first, found.gain, found.blamed) == (True, True, True), found.said
+
+
 FOUR = Training(replicas=4)
 OTHERWISE: dict[str, tuple[Training, list[Fault], str]] = {
     "groups of one label": (TENSOR, [wrong.slow([6], 1.7)], "labels alike"),
@@ -101,6 +157,18 @@ OTHERWISE: dict[str, tuple[Training, list[Fault], str]] = {
     ),
     "a rank that is slow in every other iteration": (
         PIPELINE, [wrong.now_and_then(1, 2.0, 2)], "tidy",
+    ),
+    "pipelines of one label": (THREE_WAYS, [wrong.slow([3], 2.0)], "labels alike"),
+    "groups that go in step": (TENSOR, [wrong.late_input([5], 0.06)], "arrays"),
+    "two groups that are slow in step": (
+        Training(replicas=4, parts=2, jitter=0.005, iterations=20), [wrong.slow([5, 3], 2.0)],
+        "objects",
+    ),
+    "stages whose clocks are off": (THREE_WAYS, [wrong.slow([5], 2.0)], "clocks 5 ms off"),
+    "stages whose clocks drift": (THREE_WAYS, [wrong.slow([5], 2.0)], "clocks drift"),
+    "clocks of several groups that drift": (TENSOR, [wrong.late_input([0], 0.06)], "clocks drift"),
+    "batches of which forward and backward are not told apart": (
+        ACCUMULATED, [wrong.unequal(0.25, 3, int, 4, 4)], "objects",
     ),
 }  # fmt: skip
 """What explain had wrong of other forms, and of what all ranks do at once."""

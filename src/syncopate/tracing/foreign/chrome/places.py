@@ -1,8 +1,9 @@
 """Places: which collectives on different ranks are one, by their order and by when they were.
 
 The k-th of a kind in an iteration and group is one collective on all ranks: they run the same
-program. Where the times of ranks exclude that, some events were lost, and those are one that were
-at the same time: no rank is done with such a collective before every rank has come to it.
+program. Where a rank has more of them than another and times exclude that, some events were lost,
+and those are one that were at the same time: no rank is done with such a collective before every
+rank has come to it.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def places_of(
                 rows[own[-1]].append(seen)
         places.append(own)
     for rows in kinds.values():
-        if any(_excluded(row, error_ns) for row in rows):
+        if len({len(row) for row in rows}) > 1 and any(_excluded(row, error_ns) for row in rows):
             every = sorted(seen for row in rows for seen in row)
             for place, together in enumerate(_at_once(every, error_ns)):
                 for seen in together:
