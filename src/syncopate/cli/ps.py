@@ -16,7 +16,7 @@ from syncopate.errors import InvalidValueError
 from syncopate.metrics.place import VARIABLE, place_of
 from syncopate.paramserver.job import UPDATERS, Job, job_from, updaters_from
 from syncopate.protocol.limits import Limits
-from syncopate.protocol.rules import ON_WORKER_LOSS
+from syncopate.protocol.rules import ON_WORKER_LOSS, WAIT
 from syncopate.units import parse_bytes
 
 ps = typer.Typer(
@@ -200,6 +200,15 @@ def server(
     ).run()
 
 
+_OnWorkerLoss = Annotated[
+    str | None,
+    typer.Option(
+        help=f"{', '.join(ON_WORKER_LOSS)}: what a lost worker means to the others, instead of "
+        "what the script's rules say."
+    ),
+]
+
+
 @ps.command(context_settings=_COMMAND)
 def local(
     *,
@@ -216,22 +225,18 @@ def local(
     restarts: Annotated[
         int,
         typer.Option(
-            help="How often to start scheduler and servers again that die; needs --state."
+            help="How often to start again what dies: scheduler and servers with --state, workers "
+            "with --on-worker-loss wait."
         ),
     ] = 0,
-    on_worker_loss: Annotated[
-        str | None,
-        typer.Option(
-            help=f"{' or '.join(ON_WORKER_LOSS)}: what a lost worker means to the others, instead "
-            "of what the script's rules say."
-        ),
-    ] = None,
+    on_worker_loss: _OnWorkerLoss = None,
     updater: _Updaters = None,
 ) -> None:
     """Run scheduler, servers and workers on this machine.
 
     When a process fails the others are stopped, and its exit code is this command's. With
-    --on-worker-loss continue the others go on without a worker that dies.
+    --on-worker-loss continue the others go on without a worker that dies, and with wait they wait
+    until it is started again (--restarts).
 
     For example:
 
@@ -239,8 +244,9 @@ def local(
     """
     from syncopate.paramserver.launch import LocalJob
 
-    if restarts and state is None:
-        raise InvalidValueError("--restarts", restarts, "0 without --state")
+    if restarts and state is None and on_worker_loss != WAIT:
+        rule = "0 without --state or --on-worker-loss wait"
+        raise InvalidValueError("--restarts", restarts, rule)
     if restarts < 0:
         raise InvalidValueError("--restarts", restarts, "0 or more")
     # No other process on this machine knows the name, and so none joins.

@@ -15,7 +15,7 @@ variable                          what it says
 ``SYNCOPATE_PS_KEY``              the job's key file: everything is encrypted, no other is let in
 ``SYNCOPATE_PS_INSECURE``         ``1``: no key is asked for where addresses are not local
 ``SYNCOPATE_PS_UPDATERS``         classes that a server may import, with commas between them
-``SYNCOPATE_PS_ON_WORKER_LOSS``   ``abort`` or ``continue``, overrides the workers' scripts
+``SYNCOPATE_PS_ON_WORKER_LOSS``   ``abort``, ``continue`` or ``wait``, overrides scripts
 ================================  ==================================================================
 
 torchrun also says how often it has started its workers again, and how often it does so at most
@@ -33,7 +33,7 @@ import msgspec
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.paramserver.wire.addresses import endpoint, is_local
 from syncopate.protocol.membership.launch import ONCE, Launch
-from syncopate.protocol.rules import ABORT, ON_WORKER_LOSS, Rules
+from syncopate.protocol.rules import ABORT, CLOSED, ON_WORKER_LOSS, Opens, Rules
 
 ROLES = ("scheduler", "server", "worker")
 
@@ -65,6 +65,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         launch: what a worker's launcher says.
         on_worker_loss: what a lost worker means, instead of what the workers' rules say; empty: as
             they say.
+        opens: which places a worker's rules open to processes that come while the job runs.
     """
 
     uri: str = _LOCAL
@@ -78,6 +79,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     insecure: bool = False
     launch: Launch = ONCE
     on_worker_loss: str = ""
+    opens: Opens = CLOSED
 
     @property
     def scheduler(self) -> str:
@@ -127,9 +129,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     def under(self, rules: Rules) -> Job:
         """Return this job as a worker with ``rules`` joins it.
 
-        Where others go on without a lost worker, they do not wait until it is started again.
+        Where others go on without a lost worker, they do not wait until it is started again; nor
+        does the job begin again where another process takes its place.
         """
-        return self if rules.on_worker_loss == ABORT else msgspec.structs.replace(self, launch=ONCE)
+        if rules.on_worker_loss == ABORT:
+            return self
+        return msgspec.structs.replace(self, launch=ONCE, opens=rules.opens)
 
     def environment(self, role: str) -> dict[str, str]:
         """Return the variables from which a process of ``role`` reads this job."""

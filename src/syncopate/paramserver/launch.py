@@ -23,7 +23,7 @@ import msgspec
 from syncopate.errors import InvalidValueError, ParameterServerError
 from syncopate.lab.stops import Stops
 from syncopate.paramserver.job import Job
-from syncopate.protocol.rules import CONTINUE
+from syncopate.protocol.rules import CONTINUE, WAIT
 from syncopate.ranks import MOST_LOCAL
 
 _POLL_S = 0.05
@@ -134,7 +134,8 @@ class LocalJob:
             job: how many servers and workers; its port is chosen here.
             command: what every worker runs.
             state: a folder with one for the scheduler and each server; None: nothing is on disk.
-            restarts: how often scheduler and servers that die are started again, all together.
+            restarts: how often processes that die are started again, all together: scheduler and
+                servers where they keep state, and workers where the job waits for them.
 
         Raises:
             InvalidValueError: there is no such command, or there are too many processes.
@@ -148,7 +149,7 @@ class LocalJob:
             raise InvalidValueError("COMMAND", command[0], "a program that is there")
         self._command = tuple(command)
         self._state = state
-        self._restarts = restarts if state is not None else 0
+        self._restarts = restarts
         self._children: list[_Child] = []
         self._helpers: list[_Child] = []
         self._lost: list[_Child] = []
@@ -202,7 +203,12 @@ class LocalJob:
         return told | ranks | job.environment(role)
 
     def _torchrun(self, rank: int) -> dict[str, str]:
-        """Return what torchrun would tell a worker, so that the workers are ranks, too."""
+        """Return what torchrun would tell a worker, so that the workers are ranks, too.
+
+        Not where the job waits for workers that are lost: one that comes later is no rank.
+        """
+        if self.job.on_worker_loss == WAIT:
+            return {"RANK": str(rank), "LOCAL_RANK": str(rank)}
         told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self._port)}
         for who, count in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")):
             told |= {who: str(rank), count: str(self.job.workers)}
@@ -221,7 +227,7 @@ class LocalJob:
                     self._lost.append(child)
                     remark(f"{child.name} ended with exit code {code}; the others go on without it")
                     continue
-                if child in self._helpers and self._restarts > 0:
+                if self._restarts > 0 and self._may_return(child):
                     self._restarts -= 1
                     remark(f"{child.name} ended with exit code {code}; started again")
                     child.start()
@@ -234,6 +240,12 @@ class LocalJob:
                 if late or all(codes[child] == 0 for child in kept):
                     return Ended(0)
             time.sleep(_POLL_S)
+
+    def _may_return(self, child: _Child) -> bool:
+        """Say whether a process that ended badly may be started again."""
+        if child in self._helpers:
+            return self._state is not None
+        return self.job.on_worker_loss == WAIT
 
     def _goes_on_without(self, child: _Child, codes: Mapping[_Child, int | None]) -> bool:
         """Say whether the others go on without a worker that ended badly."""

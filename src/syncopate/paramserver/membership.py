@@ -80,10 +80,16 @@ class Membership:
             self._do(self._machine.leave())
         self._wire.wake()
 
-    def fail(self, reason: str) -> None:
-        """Tell the scheduler that the job should end, unless it knows."""
+    def fail(self, reason: str, *, own: bool = False) -> None:
+        """Tell the scheduler that the job should end, unless it knows; ``own`` as the machine."""
         with self._lock:
-            self._do(self._machine.fail(reason))
+            self._do(self._machine.fail(reason, own=own))
+        self._wire.wake()
+
+    def say(self, action: act.Send) -> None:
+        """Tell the scheduler something."""
+        with self._lock:
+            self._do([action])
         self._wire.wake()
 
     def close(self) -> None:

@@ -94,4 +94,7 @@ class Node:
 
     def send(self, action: act.Send) -> None:
         """Send a message without a payload."""
-        self.wire.send(action.to, action.message, action.priority)
+        if action.to == act.SCHEDULER:
+            self.member.say(action)
+        else:
+            self.wire.send(action.to, action.message, action.priority)

@@ -132,5 +132,7 @@ class Scheduler:
         for action in actions:
             if isinstance(action, act.Send):
                 self._wire.send(action.to, action.message, action.priority)
+            elif isinstance(action, act.Remark):
+                _log.warning("%s", action.text)
             elif isinstance(action, act.Fail):
                 self._failure = ParameterServerError(action.reason, action.ranks)

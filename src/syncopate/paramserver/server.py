@@ -250,6 +250,8 @@ class ParameterServer:
             self._do(machine.lost(said.rank, said.silent_s))
         elif isinstance(said, msg.Left) and machine is not None:
             self._do(machine.left(said.rank))
+        elif isinstance(said, msg.Taken) and machine is not None:
+            self._do(machine.taken(said))
 
     def _manage(self, action: Action) -> None:
         if isinstance(action, act.Keep):
@@ -261,6 +263,9 @@ class ParameterServer:
             self._shard.split(action.cut)
             self._dropped.add(action.cut.key)
             self._notes([part for part in action.cut.parts if part.key >= BUNDLE])
+        elif isinstance(action, act.Unstage):
+            assert self._shard is not None
+            self._shard.unstage(action)
         elif isinstance(action, act.Forget):
             self._node.wire.forget(action.peer)
         elif isinstance(action, act.BeginAgain):
@@ -279,18 +284,22 @@ class ParameterServer:
             known = Identity(job=known.job, run=known.run, rank=known.rank)
             self._histories = {}
         chains, kept = histories.newest(self._histories), None
+        before: Mapping[int, Sequence[Record]] = {}
         if known is not None and (known.rules is not None or known.tables):
             positions = {key: chain[-1].position for key, chain in chains.items()}
             if back:
                 chains = histories.chains_at(known, self._histories, now)
                 positions = histories.positions_at(known, chains, now, len(roster.workers))
-            kept = Kept(known.digest, known.rules, known.slices, positions, known.tables)
+            elif known.keeps_before:
+                before = histories.before(self._histories)
+            there = frozenset(before)
+            kept = Kept(known.digest, known.rules, known.slices, positions, known.tables, there)
         self._histories = {}
         self._machine = ServerMachine(
             Seat(roster, self._boot, self._folder is not None), self._limits, kept
         )
         if kept is not None:
-            self._restore(kept, chains)
+            self._restore(kept, chains, before)
         if self._folder is not None:
             if back:
                 self._write_anew(roster, self._folder)
@@ -303,8 +312,13 @@ class ParameterServer:
         while self._early:
             self._take(self._early.popleft())
 
-    def _restore(self, kept: Kept, chains: Mapping[int, Sequence[Record]]) -> None:
-        """Take back what was on disk."""
+    def _restore(
+        self,
+        kept: Kept,
+        chains: Mapping[int, Sequence[Record]],
+        before: Mapping[int, Sequence[Record]],
+    ) -> None:
+        """Take back what was on disk: what leads to the newest versions, and to those before."""
         assert self._machine is not None
         specs = self._machine.specs
         self._shard = Shard(kept.rules or kept.tables[0].rules, specs, self._updaters)
@@ -313,6 +327,10 @@ class ParameterServer:
         current = {spec.key for spec in specs}
         self._dropped = set(chains) - current
         for key in current.intersection(chains):
+            for record in before.get(key, ()):
+                self._shard.restore(key, record.tensors)
+            if key in before:
+                self._shard.keep_before(key)
             for record in chains[key]:
                 self._shard.restore(key, record.tensors)
 

@@ -46,6 +46,10 @@ Each = Callable[[WorkerMachine, Slice, Place], list[Action]]
 """What to do of a slice, or of a part of a bundle that was cut."""
 
 
+def _nothing(_: int) -> None:
+    """Tell none how many workers there are."""
+
+
 class Session:
     """A worker in its job.
 
@@ -78,8 +82,7 @@ class Session:
         self.pending = Pending()
         self.machine: WorkerMachine | None = None
         self.error: ParameterServerError | None = None
-        self._limits = limits
-        self._token = new_token()
+        self._limits, self._token = limits, new_token()
         register = msg.Register(
             msg.PROTOCOL,
             job.name,
@@ -88,15 +91,16 @@ class Session:
             rank=job.rank,
             steps=None if step is None else (step,),
             launch=job.launch if step is None else ONCE,  # it comes back to those of before
+            opens=job.opens,
         )
         tap = Tap(msg.WORKER, lambda: self.refused)
         self._wire = Wire(load_key(job.key), limits, tap, faults_from(os.environ))
         self._node = Node(self._wire, register, limits, job.scheduler)
         self._roster: msg.Roster | None = None
         self._layout: Layout | None = None
-        self._mode = ""
+        self._mode, self._over = "", False
+        self._count_workers: Callable[[int], None] = _nothing
         self._joined = threading.Event()
-        self._over = False
         driven = Driven(
             over=lambda: self._over,
             busy=lambda: not self._idle(),
@@ -132,6 +136,21 @@ class Session:
         """Return how many synchronous steps were taken; 0 where updates are asynchronous."""
         pushed = 0 if self.machine is None else self.machine.pushed
         return self.roster.incarnation.taken(synchronous=synchronous, pushed=pushed)
+
+    @property
+    def durable(self) -> bool:
+        """Whether a server keeps its state on disk."""
+        return self.machine is not None and self.machine.durable
+
+    @property
+    def last_norm(self) -> float | None:
+        """The norm of the newest step of which it is known, before it was clipped."""
+        return None if self.machine is None else self.machine.last_norm
+
+    def count_workers(self, tell: Callable[[int], None]) -> None:
+        """Call ``tell`` with the number of workers, now and when it changes."""
+        self._count_workers = tell
+        tell(len(self.roster.workers))
 
     def now_s(self) -> float:
         """Return the time by which this worker waits."""
@@ -213,9 +232,9 @@ class Session:
         if late:
             raise ParameterServerError(f"pushes were not over within {timeout_s:g} s (timeout_s)")
 
-    def give_up(self, reason: str) -> None:
-        """End the job at once."""
-        self._end_by(lambda: self._give_up(ParameterServerError(reason)))
+    def give_up(self, reason: str, *, own: bool = False) -> None:
+        """End the job at once; or where this worker's ``own`` script raised, perhaps its part."""
+        self._end_by(lambda: self._give_up(ParameterServerError(reason), own=own))
 
     def _call(self, function: Callable[[], None], handle: Handle | None = None) -> None:
         """Let the driving thread call ``function``; at once if none drives."""
@@ -376,6 +395,11 @@ class Session:
             if machine is not None:
                 self._wire.connect(said.rank, said.address)
                 self._do(machine.moved(said, self._node.now_s()))
+        elif isinstance(said, msg.Taken) and roster is not None:
+            tokens = list(roster.workers)
+            tokens[said.rank : said.rank + 1] = [said.worker]
+            self._roster = msgspec.structs.replace(roster, workers=tuple(tokens))
+            self._count_workers(len(tokens))
         elif isinstance(said, msg.Lost) and machine is not None:
             self._do(machine.lost(said.rank, said.silent_s))
 
@@ -387,9 +411,9 @@ class Session:
         elif isinstance(action, act.Fail):
             self._give_up(ParameterServerError(action.reason, action.ranks))
 
-    def _give_up(self, error: ParameterServerError) -> None:
+    def _give_up(self, error: ParameterServerError, *, own: bool = False) -> None:
         """Let all waits know that it is over."""
-        self._node.member.fail(str(error))
+        self._node.member.fail(str(error), own=own)
         self.error = error
         self._over = True
         self.pending.fail(error)

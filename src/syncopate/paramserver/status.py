@@ -17,6 +17,7 @@ from syncopate.paramserver.wire.tap import Tap
 from syncopate.protocol import codec
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import SCHEDULER
+from syncopate.protocol.figures import NodeStanding
 from syncopate.protocol.limits import Limits
 from syncopate.protocol.messages import Refusal
 from syncopate.shown import Row, Shown
@@ -138,7 +139,7 @@ def status(job: Job, answer_s: float = ANSWER_S) -> JobStatus:
     )
 
 
-def _state(one: msg.NodeStanding) -> str:
+def _state(one: NodeStanding) -> str:
     if one.state == "here" and one.silent_s > _QUIET_BEATS * Limits().heartbeat_s:
         return f"silent for {one.silent_s:.1f} s"
     return "alive" if one.state == "here" else one.state

@@ -40,12 +40,12 @@ class KVStore:
 
     Attributes:
         rank: of this worker.
-        num_workers: how many there are; of servers ``num_servers``.
+        num_workers: how many there are by now; of servers ``num_servers``.
         rules: how the servers update.
-        resumed: whether the job goes on from what its servers had on disk, after all its processes
-            were gone: :meth:`init` then gives every worker the servers' values.
-        step: how many synchronous steps were taken before the job began on these servers, or went
-            on there; 0 where it begins anew, or updates are asynchronous.
+        resumed: whether servers have weights already, because all processes were gone or this one
+            has the place of a lost worker: :meth:`init` then gives this worker the servers' values.
+        step: how many synchronous steps this worker's place had taken before it joined; 0 where the
+            job begins anew, or updates are asynchronous.
     """
 
     def __init__(
@@ -81,11 +81,14 @@ class KVStore:
         self._session, narrow = session, self.rules.push_dtype
         self._narrowing = Narrowing(narrow) if narrow else None
         roster = session.roster
-        self.rank, self.num_workers = roster.rank, len(roster.workers)
-        self.num_servers = len(roster.servers)
+        self.rank, self.num_servers = roster.rank, len(roster.servers)
+        session.count_workers(self._count)
         self.resumed = roster.incarnation.resumed
         self.step = roster.incarnation.taken(synchronous=self.rules.synchronous)
         self._tables = Tables(session, self._limits)
+
+    def _count(self, workers: int) -> None:
+        self.num_workers = workers
 
     def init(
         self,
@@ -373,7 +376,7 @@ class KVStore:
         self._steps.require_whole()
         before, tables, declared = self._session, self._tables, self._declared
         job = msgspec.structs.replace(self._job.at(scheduler), rank=self.rank).require_valid()
-        with moving(before, job, self._limits, self.rules) as after:
+        with moving(before, job.under(self.rules), self._limits, self.rules) as after:
             weights = {} if declared is None else declared.empty()
             held, state = None, dict[str, dict[str, Tensor]]()
             if self.rank == FIRST:
@@ -413,7 +416,8 @@ class KVStore:
         if kind is None:
             self.close()
         else:
-            self._session.give_up(f"worker {self.rank} raised {kind.__name__}: {error}")
+            reason = f"worker {self.rank} raised {kind.__name__}: {error}"
+            self._session.give_up(reason, own=True)
 
     @property
     def gradient_norm(self) -> float | None:
@@ -421,8 +425,7 @@ class KVStore:
 
         ``Rules.clip_norm`` lets it be known.
         """
-        machine = self._session.machine
-        return None if machine is None else machine.last_norm
+        return self._session.last_norm
 
     @property
     def refused(self) -> dict[str, int]:
@@ -431,8 +434,7 @@ class KVStore:
 
     def _require_whole_where_durable(self) -> None:
         """Refuse to wait until a push is on disk, which is after the step that it is in."""
-        machine = self._session.machine
-        if machine is not None and machine.durable:
+        if self._session.durable:
             self._steps.require_whole()
 
     def _first(self, key: str, tensor: Tensor, state: Mapping[str, Tensor]) -> Handle:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from syncopate.protocol.messages import Left, Lost, Message, Moved, Roster, TableState
+from syncopate.protocol.messages import Left, Lost, Message, Moved, Roster, TableState, Taken
 from syncopate.protocol.placement.bundle import Cut
 from syncopate.protocol.placement.piece import Slice, TableSlice
 from syncopate.protocol.rules import Rules
@@ -42,12 +42,13 @@ class Answer(Send, frozen=True):
     A :class:`~syncopate.protocol.messages.State` takes what the optimizer remembers along, and is
     to name it. :class:`~syncopate.protocol.messages.Rows` are those that ``worker`` asked for
     last; a :class:`~syncopate.protocol.messages.TableState` has those from the first of ``range``
-    on, as many as its second.
+    on, as many as its second. With ``before`` it has all as it was before the last update.
     """
 
     backup_for: int | None = None
     worker: int = -1
     range: tuple[int, int] = (0, 0)
+    before: bool = False
 
 
 class Forget(Action, frozen=True):
@@ -57,9 +58,15 @@ class Forget(Action, frozen=True):
 
 
 class Told(Action, frozen=True):
-    """The scheduler's news: all nodes with addresses, or one that was lost, left or moved."""
+    """The scheduler's news: all nodes, or one that was lost, left or moved, or a place taken."""
 
-    message: Roster | Lost | Left | Moved
+    message: Roster | Lost | Left | Moved | Taken
+
+
+class Remark(Action, frozen=True):
+    """Tell people."""
+
+    text: str
 
 
 class BeginAgain(Action, frozen=True):
@@ -120,6 +127,14 @@ class Stage(Action, frozen=True):
     part: tuple[int, int] | None = None
     number: int = 0
     reached: bool = True
+
+
+class Unstage(Action, frozen=True):
+    """Drop the parts that came of a push of rows: the process that sent it is gone."""
+
+    key: int
+    worker: int
+    sequence: int
 
 
 class Ask(Action, frozen=True):

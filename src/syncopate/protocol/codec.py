@@ -12,7 +12,7 @@ from syncopate.protocol import messages as msg
 from syncopate.protocol.limits import HEADER_BYTES
 from syncopate.protocol.messages import Refusal
 
-ToScheduler = msg.Register | msg.Heartbeat | msg.Leave | msg.Failed | msg.Status
+ToScheduler = msg.Register | msg.Heartbeat | msg.Leave | msg.Failed | msg.Status | msg.Stands
 FromScheduler = (
     msg.Standing
     | msg.Roster
@@ -20,6 +20,7 @@ FromScheduler = (
     | msg.Lost
     | msg.Left
     | msg.Moved
+    | msg.Taken
     | msg.Again
     | msg.Finish
     | msg.Abort

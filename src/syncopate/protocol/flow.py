@@ -178,6 +178,22 @@ class Flow(msgspec.Struct):
         return replace(self, kept=kept, pulls=pulls)
 
 
+def believed(ack: msg.Ack, flow: Flow, most: int) -> msg.Ack | None:
+    """Return what an acknowledgement says of what was sent; None: it cannot be true.
+
+    Args:
+        ack: of a slice.
+        flow: of it.
+        most: the last push that another process may have sent in this worker's place.
+    """
+    if ack.received > max(flow.sent, most) or ack.done > ack.received:
+        return None
+    if ack.received <= flow.sent:
+        return ack
+    done = min(ack.done, flow.sent)
+    return msgspec.structs.replace(ack, received=flow.sent, done=done)
+
+
 def new_flow(first: int) -> Flow:
     """Return a flow of which the push ``first`` counts as sent and over."""
     return Flow(first, first, first, first, first)

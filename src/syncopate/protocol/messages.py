@@ -6,10 +6,10 @@ What they are as bytes: :mod:`~syncopate.protocol.codec`.
 from       to                     messages
 =========  =====================  =================================================================
 any        scheduler              :class:`Register`, :class:`Heartbeat`, :class:`Leave`,
-                                  :class:`Failed`, :class:`Status`
+                                  :class:`Failed`, :class:`Status`, :class:`Stands`
 scheduler  any                    :class:`Roster`, :class:`Heartbeat`, :class:`Lost`, :class:`Left`,
-                                  :class:`Moved`, :class:`Again`, :class:`Finish`,
-                                  :class:`Abort`, :class:`Standing`
+                                  :class:`Moved`, :class:`Taken`, :class:`Again`,
+                                  :class:`Finish`, :class:`Abort`, :class:`Standing`
 worker     server                 :class:`Hello`, :class:`Declare`, :class:`Push`, :class:`Skip` and
                                   :class:`Begin` with a payload, :class:`Query`, :class:`Pull`,
                                   :class:`PullState`, :class:`Norm`; of tables
@@ -31,13 +31,14 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from syncopate.protocol.figures import Figures, NodeStanding
 from syncopate.protocol.membership.incarnation import Incarnation
 from syncopate.protocol.membership.launch import ONCE, Launch
 from syncopate.protocol.placement.piece import Slice, TableSlice
-from syncopate.protocol.rules import Rules
+from syncopate.protocol.rules import CLOSED, Opens, Rules
 from syncopate.protocol.scalars import Address, Key, Number, Rank, Text, Token
 
-PROTOCOL = 7
+PROTOCOL = 8
 """The version of what follows; processes of another version are refused."""
 
 SERVER: Literal["server"] = "server"
@@ -45,12 +46,10 @@ WORKER: Literal["worker"] = "worker"
 
 SOON = 2**31
 """The priority of requests and acknowledgements: short, and before all tensors. A push whose
-acknowledgement waits behind weights would keep its tensor, and its window, for long.
-"""
+acknowledgement waits behind weights would keep its tensor, and its window, for long."""
 
 LAST = -(2**31) - 1
 """The priority of a query and its answer: behind all that waits to be sent to the same receiver."""
-
 
 Part = Annotated[int, Meta(ge=0, lt=2**16)]
 Steps = Annotated[tuple[Annotated[int, Meta(ge=-1)], ...], Meta(max_length=32)]
@@ -77,6 +76,7 @@ class Register(Message, frozen=True):
         steps: that a server with state can go on from; None: any. Of a worker the step at which it
             brings the job from other servers; None: it brings none.
         launch: what a worker's launcher says.
+        opens: which places a worker's rules open to processes that come while the job runs.
     """
 
     protocol: int
@@ -89,6 +89,7 @@ class Register(Message, frozen=True):
     durable: bool = False
     steps: Steps | None = None
     launch: Launch = ONCE
+    opens: Opens = CLOSED
 
 
 class Roster(Message, frozen=True):
@@ -100,7 +101,8 @@ class Roster(Message, frozen=True):
         servers: their addresses, by rank.
         workers: their tokens, by rank.
         durable: whether the scheduler keeps its state on disk, so that it may come back.
-        incarnation: of the run.
+        incarnation: of the run; its step is the receiver's own where it came later.
+        lives: how many processes had a worker's place before, by rank; empty: none had one.
     """
 
     run: Token
@@ -109,25 +111,7 @@ class Roster(Message, frozen=True):
     workers: tuple[Token, ...]
     durable: bool = False
     incarnation: Incarnation = Incarnation()
-
-
-class Figures(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What a node says of itself, for people.
-
-    Attributes:
-        step: of a worker, the most pushes of any slice that it sent; of a server, the highest
-            version of any slice.
-        slices: that a server keeps.
-        nbytes: of the weights in them.
-        queued: messages that wait to be sent.
-        refused: messages that were.
-    """
-
-    step: Number = 0
-    slices: Number = 0
-    nbytes: Number = 0
-    queued: Number = 0
-    refused: Number = 0
+    lives: tuple[Number, ...] = ()
 
 
 class Heartbeat(Message, frozen=True):
@@ -148,26 +132,6 @@ class Status(Message, frozen=True):
     """A question how the job of this name stands. It needs no membership."""
 
     job: Text
-
-
-class NodeStanding(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What a scheduler knows of one node.
-
-    Attributes:
-        role: server or worker.
-        rank: that it has; -1: none yet.
-        state: whether it is here.
-        silent_s: since when it said nothing.
-        address: of a server.
-        figures: what it said of itself last.
-    """
-
-    role: Literal["server", "worker"]
-    rank: Annotated[int, Meta(ge=-1, lt=2**16)]
-    state: Literal["here", "lost", "left"]
-    silent_s: float
-    address: Address = ""
-    figures: Figures = Figures()
 
 
 class Standing(Message, frozen=True):
@@ -206,6 +170,36 @@ class Moved(Message, frozen=True):
     address: Address
 
 
+class Taken(Message, frozen=True):
+    """A process has the place of a worker that was lost, or a new one: the token is its own.
+
+    Attributes:
+        rank: of the worker.
+        worker: the token.
+        life: how many processes had the place before, and one more where it is new.
+    """
+
+    rank: Rank
+    worker: Token
+    life: Number
+
+
+class Stands(Message, frozen=True):
+    """A server's answer: it takes no message any more of a process that had the place before.
+
+    Attributes:
+        token: of the server.
+        worker: the process that has the place.
+        step: of the process, as :class:`Incarnation` has it, that all slices have; None: any.
+        oldest: the first step of which there still are the weights of all slices.
+    """
+
+    token: Token
+    worker: Token
+    step: Annotated[int, Meta(ge=-1)] | None
+    oldest: Annotated[int, Meta(ge=-1)] = -1
+
+
 class Again(Message, frozen=True):
     """Workers of the run are gone: a server registers again, with what it has on disk."""
 
@@ -222,10 +216,17 @@ class Finish(Message, frozen=True):
 
 
 class Failed(Message, frozen=True):
-    """The sender cannot go on, and the job should end."""
+    """The sender cannot go on, and the job should end.
+
+    Attributes:
+        token: of the sender.
+        reason: a sentence.
+        own: whether a worker's script raised: another process may do better in its place.
+    """
 
     token: Token
     reason: Text
+    own: bool = False
 
 
 class Abort(Message, frozen=True):

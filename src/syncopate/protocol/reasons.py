@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from syncopate.protocol.rules import Rules
+
 
 def lost(worker: int, silent_s: float) -> str:
     """Say that a worker was lost, after so much silence."""
@@ -24,4 +26,27 @@ def older(worker: int, server: int, name: str, received: int, acknowledged: int)
         f"server {server} has {max(received, 0)} pushes of {name!r} by worker {worker}, and had "
         f"acknowledged {max(acknowledged, 0)}: its state is older than what it said was safe. Was "
         "a snapshot of its folder put back? Begin with empty folders, from a checkpoint"
+    )
+
+
+def not_there_before(what: str) -> str:
+    """Say that a job that goes on has no place for ``what``."""
+    return (
+        f"{what}, which servers did not have before all workers were gone; the job goes on "
+        "from what they have, with the same tensors and tables"
+    )
+
+
+def declared_otherwise(worker: int, ours: Rules, theirs: Rules) -> str:
+    """Say what a worker declared that another worker had declared otherwise."""
+    for name in ours.__struct_fields__:
+        one, other = getattr(ours, name), getattr(theirs, name)
+        if one != other:
+            return (
+                f"worker {worker} declared {name} {other!r}, and another worker {one!r}; "
+                "all workers declare the same"
+            )
+    return (
+        f"worker {worker} declared other tensors than another worker; names, element types, "
+        "sizes and slice_bytes are the same on all"
     )

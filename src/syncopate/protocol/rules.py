@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Literal
 
 import msgspec
 
@@ -21,9 +22,18 @@ INT8 = "int8"
 PUSH_DTYPES = (*WIRE_DTYPES, INT8)
 """What gradients can be narrowed to on their way to servers."""
 
-ABORT, CONTINUE = "abort", "continue"
-ON_WORKER_LOSS = (ABORT, CONTINUE)
-"""What a lost worker means: the job ends, or goes on with the others."""
+ABORT, CONTINUE, WAIT = "abort", "continue", "wait"
+ON_WORKER_LOSS = (ABORT, CONTINUE, WAIT)
+"""What a lost worker means: the job ends, goes on with the others, or waits for another process."""
+
+Opens = Literal["", "lost", "more"]
+CLOSED: Opens
+LOST: Opens
+MORE: Opens
+CLOSED, LOST, MORE = "", "lost", "more"
+"""Which places processes may take that come while a job runs: none, those of workers that are
+lost, or also one more than there were.
+"""
 
 _UPDATER = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 _STATE = re.compile(r"[A-Za-z_]\w{0,31}", re.ASCII)
@@ -147,6 +157,18 @@ class Rules(Rule, frozen=True):
     def synchronous(self) -> bool:
         """Whether an update waits for the pushes of all workers."""
         return self.mode == SSGD
+
+    @property
+    def opens(self) -> Opens:
+        """Which places processes may take that come while the job runs."""
+        if self.on_worker_loss != WAIT:
+            return CLOSED
+        return LOST if self.synchronous else MORE
+
+    @property
+    def keeps_before(self) -> bool:
+        """Whether servers keep the version before of each slice: [Note: places] in ``places``."""
+        return self.synchronous and self.on_worker_loss == WAIT
 
     def of(self, group: int) -> Rules:
         """Return the rules of the tensors of a group."""

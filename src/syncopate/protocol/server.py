@@ -11,17 +11,17 @@ from syncopate.errors import SyncopateError
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol import reasons
-from syncopate.protocol.actions import Action, Peer
+from syncopate.protocol.actions import SCHEDULER, Action, Peer
 from syncopate.protocol.gradients.clipping import StepNorm
 from syncopate.protocol.limits import Limits
+from syncopate.protocol.membership.incarnation import GOING, NOTHING
 from syncopate.protocol.messages import SOON, Refusal
 from syncopate.protocol.placement.bundle import BUNDLE, Cut, Partition, Place, bundles_of
 from syncopate.protocol.placement.declaring import Declarations
 from syncopate.protocol.placement.piece import Slice, TableSlice
-from syncopate.protocol.rules import ABORT, Rules
+from syncopate.protocol.rules import CONTINUE, Rules
 from syncopate.protocol.slice import FIRST, Position, SliceMachine, Workers
-from syncopate.protocol.table import ID_BYTES, TABLES, columns_of, require_rows, server_of
-from syncopate.units import dtype_bytes
+from syncopate.protocol.table import TABLES, columns_of, require_rows, server_of
 
 
 class Seat(msgspec.Struct, frozen=True):
@@ -39,13 +39,17 @@ class Seat(msgspec.Struct, frozen=True):
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """A server's state from disk: its declaration, and the position of every slice."""
+    """A server's state from disk: its declaration, and the position of every slice.
+
+    ``before`` are the keys of those of which it also has the version before.
+    """
 
     digest: str
     rules: Rules | None
     slices: tuple[Slice, ...]
     positions: dict[int, Position]
     tables: tuple[TableSlice, ...] = ()
+    before: frozenset[int] = frozenset()
 
 
 class ServerMachine:
@@ -66,7 +70,11 @@ class ServerMachine:
         self.tables: dict[int, TableSlice] = {}
         self._seat = seat
         self._limits = limits
-        self._workers = Workers(here=set(range(len(seat.roster.workers))))
+        self._tokens = list(seat.roster.workers)
+        lives = {rank: life for rank, life in enumerate(seat.roster.lives) if life}
+        self._workers = Workers(here=set(range(len(self._tokens))), lives=lives)
+        self._taken: dict[str, msg.Taken] = {}
+        self._gone: set[str] = set()
         self._step = seat.roster.incarnation.step
         self._norm = StepNorm()
         self._sessions: dict[Peer, int] = {}
@@ -77,6 +85,7 @@ class ServerMachine:
         self._declarations = Declarations()
         self._partition = Partition(())
         self._splits: list[Action] = []
+        self._before = kept.before if kept is not None else frozenset[int]()
         if kept is not None:
             if kept.rules is not None:
                 self._keep(kept.digest, kept.rules, kept.slices, kept.positions)
@@ -133,18 +142,66 @@ class ServerMachine:
             return [act.Send(peer, msg.Refused(refusal.reason))]
         return []
 
+    @property
+    def _declared(self) -> list[Rules]:
+        """The rules of all that is kept."""
+        return ([] if self.rules is None else [self.rules]) + [
+            table.rules for table in self.tables.values()
+        ]
+
     def lost(self, worker: int, silent_s: float) -> list[Action]:
         """Go on without a lost worker, or end: as the rules say."""
         self._workers.lost.add(worker)
-        declared = [self.rules] if self.rules is not None else []
-        declared += [table.rules for table in self.tables.values()]
+        declared = self._declared
         started = bool(declared) and all(
             slice_.position.version >= 0 for slice_ in self._slices.values()
         )
-        go_on = bool(declared) and all(each.on_worker_loss != ABORT for each in declared)
+        go_on = bool(declared) and all(each.on_worker_loss == CONTINUE for each in declared)
         if not go_on or (worker == FIRST and not started):
             return [act.Fail(reasons.lost(worker, silent_s), (worker,))]
         return self.left(worker)
+
+    def taken(self, taken: msg.Taken) -> list[Action]:
+        """Let another process take a worker's place, and tell the scheduler from where it can.
+
+        Nothing counts from now on that the one before says; [Note: places] in ``places``.
+        """
+        rank, found, lives = taken.rank, list[Action](), self._workers.lives
+        if rank > len(self._tokens) or taken.life < lives.get(rank, 0):
+            return []  # what came before it is not known here, or what came after it is
+        if taken.worker not in self._tokens:
+            self._gone.update(self._tokens[rank : rank + 1])
+            self._tokens[rank : rank + 1] = [taken.worker]
+            self._workers.here.add(rank)
+            lives[rank] = taken.life
+            if (peer := self._peers.pop(rank, None)) is not None:
+                self._sessions.pop(peer, None)
+                self._former.add(peer)
+                found.append(act.Forget(peer))
+            for slice_ in self._slices.values():
+                found += slice_.seat(rank)
+            found += self._advance(self._slices.values())
+        self._taken[taken.worker] = taken
+        return [*found, *self._stands()]
+
+    def _stands(self) -> list[Action]:
+        """Answer the scheduler, as soon as all that is here is on disk where it is to be."""
+        here = {key: machine.position.version for key, machine in self._slices.items()}
+        at = here
+        if self._seat.durable:
+            at = {key: self._durable.get(key, Position()).version for key in here}
+        synchronous = all(each.synchronous for each in self._declared)
+        if not self._taken or (synchronous and at != here):
+            return []
+        step, oldest = NOTHING if self.rules is None else None, NOTHING
+        if at and synchronous:
+            step = min(at.values())
+            oldest = max(machine.oldest for machine in self._slices.values())
+        elif at:
+            step = GOING if min(at.values()) >= 0 else NOTHING
+        tokens, self._taken = list(self._taken), {}
+        token = self._seat.boot
+        return [act.Send(SCHEDULER, msg.Stands(token, each, step, oldest)) for each in tokens]
 
     def left(self, worker: int) -> list[Action]:
         """Count on no more pushes of ``worker``."""
@@ -193,7 +250,7 @@ class ServerMachine:
             for worker, sequence in position.applied.items():
                 if before.applied.get(worker) != sequence and worker in self._peers:
                     found.append(self._ack(worker, self._slices[key]))
-        return found
+        return [*found, *self._stands()]
 
     def _expanded(self, positions: Mapping[int, Position]) -> dict[int, Position]:
         """Return positions of what is there; that of a bundle that was cut is its parts'."""
@@ -252,7 +309,7 @@ class ServerMachine:
         if isinstance(message, msg.Push):
             return self._push(worker, slice_, message, nbytes)
         if isinstance(message, msg.Pull):
-            self._require_pull(slice_.spec, message, nbytes)
+            slice_.require_pull(message, nbytes, self._limits.payload_bytes)
             return slice_.pull(peer, worker, message)
         again = [] if self._norm.share is None else [self._share(worker)]
         return [*again, self._ack(worker, slice_, message.number)]
@@ -291,32 +348,14 @@ class ServerMachine:
             self._durable |= {part.key: position for part in cut.parts}
         self._splits.append(act.Split(cut))
 
-    def _require_pull(self, spec: Slice, pull: msg.Pull, asked_bytes: int) -> None:
-        """Refuse a pull of another kind, and to answer with more than a frame may hold."""
-        table, nbytes, what = spec.table, 0, "the optimizer's state"
-        if (table is not None) != isinstance(pull, msg.PullRows | msg.PullTable):
-            raise Refusal(msg.MALFORMED, f"no pull of {spec.name}: that of a table says which rows")
-        if isinstance(pull, msg.PullState):
-            assert self.rules is not None
-            nbytes = spec.carried_bytes(self.rules.of(spec.group).state)
-        elif table is not None and isinstance(pull, msg.PullRows | msg.PullTable):
-            what = f"{pull.count} rows"
-            nbytes = pull.count * table.width * dtype_bytes(table.dtype)
-            if isinstance(pull, msg.PullTable):
-                columns = columns_of(self.tables[spec.key].rules.state)
-                nbytes = pull.count * table.row_bytes(columns)
-            elif asked_bytes != pull.count * ID_BYTES:
-                reason = f"{asked_bytes} bytes for the numbers of {pull.count} rows of {spec.name}"
-                raise Refusal(msg.WRONG_SIZE, reason)
-        if nbytes > (most := self._limits.payload_bytes):
-            reason = f"{spec.name} with {what} in {nbytes} bytes; at most {most}"
-            raise Refusal(msg.WRONG_SIZE, f"{reason} (payload_bytes, --max-payload)")
-
     def _hello(self, peer: Peer, hello: msg.Hello) -> list[Action]:
         roster = self._seat.roster
         if hello.run != roster.run:
             raise Refusal(msg.OTHER_RUN, f"run {hello.run}; this is another run")
-        if hello.rank >= len(roster.workers) or roster.workers[hello.rank] != hello.token:
+        if hello.token in self._gone:
+            reason = f"another process has the place of worker {hello.rank} by now"
+            raise Refusal(msg.OTHER_RUN, reason)
+        if hello.rank >= len(self._tokens) or self._tokens[hello.rank] != hello.token:
             raise Refusal(msg.OTHER_RUN, f"not worker {hello.rank} of this run")
         if hello.rank in self._workers.left:
             reason = f"worker {hello.rank} was given up, or left; the others went on without it"
@@ -333,7 +372,9 @@ class ServerMachine:
         if self.rules is not None:
             if (declare.digest, declare.rules) == (self.digest, self.rules):
                 return []
-            return [act.Fail(self._why_different(worker, declare), (worker,))]
+            return [
+                act.Fail(reasons.declared_otherwise(worker, self.rules, declare.rules), (worker,))
+            ]
         if reason := self._why_not(declare):
             return [act.Fail(f"worker {worker} declared {reason}", (worker,))]
         slices = self._declarations.add(worker, declare)
@@ -350,7 +391,7 @@ class ServerMachine:
                 return f"a slice of {slice_.nbytes} bytes; at most {most} (payload_bytes)"
             if slice_.group > groups:
                 return f"a slice of group {slice_.group}; the last one is {groups}"
-        return self._why_new("these tensors") if self._step > 0 else ""
+        return reasons.not_there_before("these tensors") if self._step > 0 else ""
 
     def _declare_table(self, worker: int, table: TableSlice) -> list[Action]:
         spec, known = table.slice, self.tables.get(table.slice.key)
@@ -374,7 +415,7 @@ class ServerMachine:
         if known is None and self._step <= 0:
             self._keep_table(table, {})
             return self._never_begun() or [act.KeepTable(table)]
-        reason = self._why_new(f"the table {spec.name!r}")
+        reason = reasons.not_there_before(f"the table {spec.name!r}")
         if known is not None:
             reason = (
                 f"the table {spec.name!r} as {spec.table}, updated by {table.rules}, and another "
@@ -386,8 +427,10 @@ class ServerMachine:
     def _keep_table(self, table: TableSlice, positions: Mapping[int, Position]) -> None:
         spec = table.slice
         self.tables[spec.key] = table
-        position = positions.get(spec.key, Position())
-        self._slices[spec.key] = SliceMachine(spec, table.rules, self._workers, position)
+        position, before = positions.get(spec.key, Position()), spec.key in self._before
+        self._slices[spec.key] = SliceMachine(
+            spec, table.rules, self._workers, position, has_before=before
+        )
 
     def _keep(
         self,
@@ -403,8 +446,10 @@ class ServerMachine:
         norm = self._norm if rules.clip_norm is not None else None
         for spec in [*alone, *self._partition.parts.values()]:
             position = positions.get(spec.key, Position())
-            own = by_group[spec.group]
-            self._slices[spec.key] = SliceMachine(spec, own, self._workers, position, norm)
+            own, before = by_group[spec.group], spec.key in self._before
+            self._slices[spec.key] = SliceMachine(
+                spec, own, self._workers, position, norm, has_before=before
+            )
 
     def _push(self, worker: int, slice_: SliceMachine, push: msg.Push, nbytes: int) -> list[Action]:
         before = slice_.position.applied
@@ -427,8 +472,8 @@ class ServerMachine:
     def _ack(self, worker: int, slice_: SliceMachine, query: int = 0) -> Action:
         key = slice_.spec.key
         position = self._durable.get(key, Position()) if self._seat.durable else slice_.position
-        done = position.applied.get(worker, -1 if worker == FIRST else 0)
-        received = slice_.received(worker)
+        done = slice_.own(worker, position.applied.get(worker, -1 if worker == FIRST else 0))
+        received = slice_.own(worker, slice_.received(worker))
         ack = msg.Ack(key, received, done, query, slice_.waiting(worker) if query else 0)
         # The answer to a query goes behind the weights that wait: [Note: queries] in messages.
         return act.Send(self._peers[worker], ack, msg.LAST if query else SOON)
@@ -443,23 +488,3 @@ class ServerMachine:
                 moved = sorted(w for w, n in after.items() if before.get(w) != n)
                 found += [self._ack(w, slice_) for w in moved if w in self._peers]
         return found
-
-    def _why_new(self, what: str) -> str:
-        return (
-            f"{what}, which servers did not have before all workers were gone; the job goes on "
-            "from what they have, with the same tensors and tables"
-        )
-
-    def _why_different(self, worker: int, declare: msg.Declare) -> str:
-        assert self.rules is not None
-        for name in self.rules.__struct_fields__:
-            ours, theirs = getattr(self.rules, name), getattr(declare.rules, name)
-            if ours != theirs:
-                return (
-                    f"worker {worker} declared {name} {theirs!r}, and another worker {ours!r}; "
-                    "all workers declare the same"
-                )
-        return (
-            f"worker {worker} declared other tensors than another worker; names, element types, "
-            "sizes and slice_bytes are the same on all"
-        )

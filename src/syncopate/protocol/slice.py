@@ -13,18 +13,27 @@ from syncopate.protocol.gradients.clipping import StepNorm
 from syncopate.protocol.gradients.narrow import push_bytes
 from syncopate.protocol.messages import Refusal
 from syncopate.protocol.placement.piece import Slice
-from syncopate.protocol.rules import ABORT, DC_ASGD, Rules
-from syncopate.protocol.table import columns_of
+from syncopate.protocol.rules import CONTINUE, DC_ASGD, Rules
+from syncopate.protocol.table import ID_BYTES, columns_of
+from syncopate.units import dtype_bytes
 
 FIRST = 0
 """The worker whose values the servers begin with."""
 
 
 class Position(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of a slice's weights: its version, and how many pushes of each worker."""
+    """The content of a slice's weights: its version, and how many pushes of each worker.
+
+    Attributes:
+        version: how many updates.
+        applied: the last push of each worker that is in it.
+        origins: where updates are asynchronous, of each worker whose place another process took:
+            how often, and how many pushes those of before had sent. The process counts from there.
+    """
 
     version: int = -1
     applied: dict[int, int] = {}
+    origins: dict[int, tuple[int, int]] = {}
 
 
 class Workers(msgspec.Struct):
@@ -34,11 +43,13 @@ class Workers(msgspec.Struct):
         here: ranks that push and pull.
         left: ranks that said goodbye, or were lost where the rules say to go on.
         lost: those of them that were lost.
+        lives: how many processes had a worker's place before, for those where any had.
     """
 
     here: set[int]
     left: set[int] = msgspec.field(default_factory=set)
     lost: set[int] = msgspec.field(default_factory=set)
+    lives: dict[int, int] = msgspec.field(default_factory=dict)
 
 
 class _Waiting(msgspec.Struct, frozen=True):
@@ -64,6 +75,8 @@ class SliceMachine:
         workers: Workers,
         position: Position,
         norm: StepNorm | None = None,
+        *,
+        has_before: bool = False,
     ) -> None:
         """Begin at ``position``.
 
@@ -73,6 +86,7 @@ class SliceMachine:
             workers: those that take part.
             position: what is in the weights.
             norm: of the step that the server takes next; None: it does not clip.
+            has_before: whether the version before is kept, too.
         """
         self.spec = spec
         self._rules = rules
@@ -88,17 +102,49 @@ class SliceMachine:
         self._measured: tuple[tuple[int, int], ...] | None = None
         # Of pushes of rows of which some parts have come: which, by worker.
         self._parts: dict[int, set[int]] = {}
+        self._has_before = has_before
+        self._origins = dict(position.origins)
+        for worker in sorted(workers.lives):
+            self.seat(worker)
 
     @property
     def position(self) -> Position:
         """The content of the weights."""
-        return Position(self._version, dict(self._applied))
+        return Position(self._version, dict(self._applied), dict(self._origins))
+
+    @property
+    def oldest(self) -> int:
+        """The oldest version that a pull can have."""
+        return self._version - self._has_before
+
+    def seat(self, worker: int) -> list[Action]:
+        """Go on with another process in the place of a worker; [Note: places] in ``places``."""
+        self._waiting.pop(worker, None)
+        found: list[Action] = []
+        if self._parts.pop(worker, None) is not None:
+            found.append(act.Unstage(self.spec.key, worker, self.received(worker) + 1))
+        life, known = self._workers.lives[worker], self._origins.get(worker, (0, 0))
+        if not self._rules.synchronous and life > known[0]:
+            if worker not in self._received and self._version >= 0:
+                self._applied[worker] = self._received[worker] = self._slowest(worker)
+            self._origins[worker] = life, max(self.received(worker), 0)
+        return found
+
+    def _counted(self, worker: int, number: int) -> int:
+        """Return how a push is counted here that is a worker's own ``number``-th."""
+        return number + self._origins[worker][1] if number and worker in self._origins else number
+
+    def own(self, worker: int, counted: int) -> int:
+        """Return how a worker itself counts a push, or 0 for one of a process before it."""
+        _, origin = self._origins.get(worker, (0, 0))
+        return max(counted - origin, min(counted, 0))
 
     def cut(self, parts: Iterable[Slice]) -> list[SliceMachine]:
         """Return a machine for each of ``parts``, in the state of this one, their bundle's."""
         found = []
         for part in parts:
             machine = SliceMachine(part, self._rules, self._workers, self.position, self._norm)
+            machine._has_before = self._has_before
             machine._received = dict(self._received)
             machine._rates = dict(self._rates)
             machine._added = list(self._added)
@@ -125,6 +171,9 @@ class SliceMachine:
             Refusal: it came before, it came too early, or its payload has another size.
         """
         name = self.spec.name
+        if self._origins:
+            number = self._counted(worker, push.sequence)
+            push = msgspec.structs.replace(push, sequence=number)
         state = push.state if isinstance(push, msg.Begin | msg.BeginRows) else ()
         if state and (push.sequence or not set(state) <= set(self._rules.state)):
             raise Refusal(msg.MALFORMED, f"state {state} with push {push.sequence} of {name}")
@@ -191,8 +240,39 @@ class SliceMachine:
             self._rates[worker, number] = push.lr
         return found + self.advance()
 
+    def require_pull(self, pull: msg.Pull, asked_bytes: int, most: int) -> None:
+        """Refuse a pull of another kind, and to answer with more than a frame may hold.
+
+        Args:
+            pull: of this slice.
+            asked_bytes: that came with it.
+            most: bytes that a frame may hold.
+
+        Raises:
+            Refusal: it is one.
+        """
+        spec, state = self.spec, self._rules.state
+        table, nbytes, what = spec.table, 0, "the optimizer's state"
+        if (table is not None) != isinstance(pull, msg.PullRows | msg.PullTable):
+            raise Refusal(msg.MALFORMED, f"no pull of {spec.name}: that of a table says which rows")
+        if isinstance(pull, msg.PullState):
+            nbytes = spec.carried_bytes(state)
+        elif table is not None and isinstance(pull, msg.PullRows | msg.PullTable):
+            what = f"{pull.count} rows"
+            nbytes = pull.count * table.width * dtype_bytes(table.dtype)
+            if isinstance(pull, msg.PullTable):
+                nbytes = pull.count * table.row_bytes(columns_of(state))
+            elif asked_bytes != pull.count * ID_BYTES:
+                reason = f"{asked_bytes} bytes for the numbers of {pull.count} rows of {spec.name}"
+                raise Refusal(msg.WRONG_SIZE, reason)
+        if nbytes > most:
+            reason = f"{spec.name} with {what} in {nbytes} bytes; at most {most}"
+            raise Refusal(msg.WRONG_SIZE, f"{reason} (payload_bytes, --max-payload)")
+
     def pull(self, peer: Peer, worker: int, pull: msg.Pull) -> list[Action]:
         """Answer a pull of ``worker``, now or as soon as its pushes are in the weights."""
+        if self._origins:
+            pull = msgspec.structs.replace(pull, after=self._counted(worker, pull.after))
         self._waiting[worker] = _Waiting(peer, pull)
         asked = [act.Ask(self.spec.key, worker)] if isinstance(pull, msg.PullRows) else []
         return [*asked, *self._answers()]
@@ -255,7 +335,7 @@ class SliceMachine:
         if not workers.here.intersection(there):
             return None
         missing = {w for w in workers.left - workers.lost if self.received(w) < version}
-        if missing and self._rules.on_worker_loss == ABORT:
+        if missing and self._rules.on_worker_loss != CONTINUE:
             return act.Fail(self._why_left(min(missing), min(there)), tuple(missing))
         if not workers.here.issubset(there):
             return None
@@ -278,6 +358,7 @@ class SliceMachine:
 
     def _update(self, gradients: tuple[tuple[int, int], ...], compensate: int | None) -> act.Update:
         self._version += 1
+        self._has_before = self._rules.keeps_before
         self._added.clear()
         rates = [self._rates.pop(gradient) for gradient in gradients]
         rate = next((rate for rate in rates if rate is not None), None)
@@ -286,8 +367,12 @@ class SliceMachine:
     def _near(self, pushes: int) -> bool:
         """Say whether a worker with ``pushes`` pushes is within the bound on staleness."""
         bound = self._rules.staleness
-        slowest = min((max(self.applied(w), 0) for w in self._workers.here), default=0)
-        return bound is None or pushes - slowest <= bound
+        return bound is None or pushes - self._slowest() <= bound
+
+    def _slowest(self, besides: int = -1) -> int:
+        """Return how many pushes of the slowest worker are in the weights."""
+        others = self._workers.here - {besides}
+        return min((max(self.applied(worker), 0) for worker in others), default=0)
 
     def _answers(self) -> list[Action]:
         ready = [
@@ -312,8 +397,9 @@ class SliceMachine:
             kind, asker = msg.Rows, worker
         elif isinstance(pull, msg.PullTable):
             kind, rows = msg.TableState, (pull.begin, pull.count)
-        weights = kind(self.spec.key, self._version, pull.request)
-        return act.Answer(waiting.peer, weights, pull.priority, backup, asker, rows)
+        before = self._has_before and self._version == pull.after + 1
+        weights = kind(self.spec.key, self._version - before, pull.request)
+        return act.Answer(waiting.peer, weights, pull.priority, backup, asker, rows, before)
 
     def _why_left(self, worker: int, other: int) -> str:
         name = self.spec.name

@@ -19,6 +19,7 @@ from syncopate.protocol.flow import (
     Pushed,
     Question,
     RoundTrip,
+    believed,
     fits,
     new_flow,
 )
@@ -70,6 +71,7 @@ class WorkerMachine:
         self._addresses = list(roster.servers)
         first = roster.incarnation.first_push(synchronous=rules.synchronous)
         self._first = first if roster.rank == FIRST else max(first, 0)
+        self._sent_before = max(first, 0) + 1 if any(roster.lives[roster.rank :][:1]) else -1
         self._specs: dict[int, Slice] = {}
         self._flows: dict[int, Flow] = {}
         self._tables: dict[int, TableSlice] = {}
@@ -314,7 +316,7 @@ class WorkerMachine:
             reason = f"server {server} started again without its state; `--state DIR` keeps it"
             return [act.Fail(reason)]
         link.boot, link.durable, link.open = welcome.boot, welcome.durable, True
-        link.wait_s = 0.0
+        link.wait_s, self.due_s = 0.0, now_s  # what was asked for may be late by now
         found: list[Action] = [act.Send(server, s, _URGENT) for s in self._declarations(server)]
         for key, flow in self._flows.items():
             if self._server(key) != server:
@@ -410,11 +412,10 @@ class WorkerMachine:
                 self.due_s = now_s
 
     def _acknowledged(self, ack: msg.Ack, now_s: float) -> list[Action]:
-        flow = self._flows[ack.key]
-        if ack.received > flow.sent or ack.done > ack.received:
+        said = believed(ack, self._flows[ack.key], self._sent_before)
+        if said is None:
             return self._refuse(msg.EARLY)
-        over = self._over(ack.key, ack.received, ack.done, now_s)
-        return over + self._lost(ack, now_s)
+        return self._over(ack.key, said.received, said.done, now_s) + self._lost(said, now_s)
 
     def _over(self, key: int, received: int, done: int, now_s: float) -> list[Action]:
         """Let go of the pushes that are over, and send what may follow them."""

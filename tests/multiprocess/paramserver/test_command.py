@@ -266,3 +266,34 @@ def test_a_program_that_is_not_there_is_refused_in_one_line():
     assert "no-such-program" in errors
     assert out == ""
     assert "Traceback" not in errors
+
+
+TRAIN_AND_DIE = """
+    import os, sys, torch
+    from pathlib import Path
+    from syncopate import KVStore
+
+    died = Path(sys.argv[1])
+    with KVStore() as store:
+        weights = torch.zeros(1000)
+        store.init({"w": weights})
+        for step in range(store.step, 20):
+            if (step, store.rank) == (10, 1) and not died.exists():
+                died.touch()
+                os.kill(os.getpid(), 9)
+            store.push("w", torch.full((1000,), float(store.rank))).wait()
+            store.pull("w", weights).wait()
+        print(f"rank {store.rank} from step {store.step}: {weights[0].item():.4f}")
+"""
+
+
+def test_a_local_job_starts_a_worker_again_where_it_waits_for_it(tmp_path):
+    line = [*_script(tmp_path, TRAIN_AND_DIE), str(tmp_path / "died")]
+    options = ["--on-worker-loss", "wait", "--restarts", 1]
+    code, out, errors = _ran("local", "--workers", 2, *options, "--", *line)
+    assert code == 0, errors
+    assert sorted(out.splitlines()) == [
+        "rank 0 from step 0: -1.0000",
+        "rank 1 from step 10: -1.0000",
+    ]
+    assert "worker 1 ended with exit code 137; started again" in errors

@@ -84,7 +84,7 @@ def bad_files(run):
         ("ps local --workers 60000 -- true", "workers is 60001; it must be at most 256"),
         ("ps local --restarts 1 -- true", "--restarts is 1"),
         ("ps local --restarts -1 -- true", "--restarts is -1"),
-        ("ps local --on-worker-loss wait -- true", "unknown on_worker_loss 'wait'"),
+        ("ps local --on-worker-loss hope -- true", "unknown on_worker_loss 'hope'"),
         ("ps scheduler --host 10.0.0.1", "address is '10.0.0.1'"),
         ("ps scheduler --workers 0", "workers is 0"),
         ("ps scheduler --key missing.key", "missing.key: cannot read this job key"),

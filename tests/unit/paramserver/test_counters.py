@@ -5,6 +5,7 @@ from __future__ import annotations
 from syncopate.metrics.prometheus import rendered
 from syncopate.paramserver.wire.counters import Counters
 from syncopate.protocol import messages as msg
+from syncopate.protocol.figures import Figures
 
 
 def values(counters):
@@ -56,7 +57,7 @@ def test_heartbeats_say_how_far_a_node_is_and_what_it_keeps():
     counters.updated(7, 9)
     mine = 'role="server",rank="-1"'
     assert values(counters)[f"syncopate_ps_waiting_gradients{{{mine}}}"] == "7"
-    assert counters.figures() == msg.Figures(9, 3, 4096, 5, 3)
+    assert counters.figures() == Figures(9, 3, 4096, 5, 3)
     assert (
         values(counters)['syncopate_ps_refused_total{role="server",rank="-1",reason="early"}']
         == "1"

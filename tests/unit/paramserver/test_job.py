@@ -58,6 +58,8 @@ def test_a_worker_that_others_go_on_without_is_not_waited_for():
     job = job_from(TORCHRUN, "worker")
     assert job.under(Rules()) == job
     assert job.under(Rules(on_worker_loss="continue")) == Job(rank=2)
+    assert job.under(Rules(on_worker_loss="wait")) == Job(rank=2, opens="lost")
+    assert job.under(Rules(mode="asgd", on_worker_loss="wait")) == Job(rank=2, opens="more")
 
 
 @pytest.mark.parametrize(
@@ -70,7 +72,10 @@ def test_a_worker_that_others_go_on_without_is_not_waited_for():
         ({"DMLC_PS_ROOT_PORT": "99999"}, "port is 99999"),
         ({"DMLC_PS_ROOT_URI": "10.0.0.1"}, "address is '10.0.0.1'.*without a key"),
         ({"DMLC_NODE_HOST": "node7"}, "address is 'node7'.*without a key"),
-        ({"SYNCOPATE_PS_ON_WORKER_LOSS": "wait"}, "unknown on_worker_loss 'wait'.*abort, continue"),
+        (
+            {"SYNCOPATE_PS_ON_WORKER_LOSS": "hope"},
+            "unknown on_worker_loss 'hope'.*abort, continue, wait",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused(environment, words):

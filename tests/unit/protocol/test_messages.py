@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from syncopate.protocol import codec
 from syncopate.protocol import messages as msg
+from syncopate.protocol.figures import Figures, NodeStanding
 from syncopate.protocol.limits import HEADER_BYTES
 from syncopate.protocol.messages import Refusal
 from syncopate.protocol.placement.piece import Slice, TableSlice
@@ -18,16 +19,22 @@ from syncopate.protocol.table import Normal, Table
 TABLE = Table(rows=10**9, width=4, initial=Normal(std=0.1, seed=3))
 OWN = Updater(name="a.b:C", lr=0.1, options={"x": 1, "y": True, "z": "s"}, state=("m",))
 SLICES = (Slice(0, "w", "float32", 0, 4), Slice(1, "w", "float32", 4, 4))
-STANDING = msg.NodeStanding("server", 0, "here", 0.5, "tcp://h:1", msg.Figures(1, 2, 3, 4, 5))
+STANDING = NodeStanding("server", 0, "here", 0.5, "tcp://h:1", Figures(1, 2, 3, 4, 5))
 ALL = [
     (codec.ToScheduler, msg.Register(2, "job", "server", "token", "tcp://h:1", 2, "run", True)),
     (codec.ToScheduler, msg.Heartbeat("token")),
-    (codec.ToScheduler, msg.Heartbeat("token", msg.Figures(step=3, queued=1))),
+    (codec.ToScheduler, msg.Heartbeat("token", Figures(step=3, queued=1))),
     (codec.ToScheduler, msg.Status("job")),
     (codec.ToScheduler, msg.Leave("token")),
     (codec.ToScheduler, msg.Failed("token", "why")),
+    (codec.ToScheduler, msg.Failed("token", "why", own=True)),
+    (codec.ToScheduler, msg.Register(2, "job", "worker", "token", opens="more")),
+    (codec.ToScheduler, msg.Stands("token", "b", None)),
+    (codec.ToScheduler, msg.Stands("token", "b", 5, 4)),
     (codec.FromScheduler, msg.Roster("run", 1, ("tcp://h:1",), ("a", "b"))),
+    (codec.FromScheduler, msg.Roster("run", 1, ("tcp://h:1",), ("a", "b"), lives=(0, 2))),
     (codec.FromScheduler, msg.Heartbeat("")),
+    (codec.FromScheduler, msg.Taken(1, "b", 2)),
     (codec.FromScheduler, msg.Standing(True, 1, 2, (STANDING,))),
     (codec.FromScheduler, msg.Lost(3, 6.5)),
     (codec.FromScheduler, msg.Left(3)),

@@ -7,6 +7,7 @@ file         what it does
 ``index``    where in memory a row is, many at a time
 ``frames``   rows as the payloads of messages carry them
 ``updates``  SGD, Adagrad and Adam on some rows of a table
+``before``   what rows were before the last update
 ``share``    what one server keeps of a table
 ``tables``   a worker's tables: what is pushed to them and pulled from them
 ===========  =======================================================================================

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from syncopate.paramserver.rows.before import Before
 from syncopate.paramserver.rows.frames import SomeRows, payload_of, rows_of
 from syncopate.paramserver.rows.hashing import Ids, initial_rows
 from syncopate.paramserver.rows.index import RowIndex, Slots
@@ -45,6 +46,9 @@ class TableShare:
             name: torch.empty(0, self._table.width, dtype=dtype) for name in self._first
         }
         self._changed = np.empty(0, np.bool_)
+        self._keeps_before = spec.rules.keeps_before
+        # Rows as they were before the last update; None: not kept, or there was none.
+        self._before: Before | None = None
         # By worker and sequence number: parts by number, and whether a backward reached the table.
         self._staged: dict[tuple[int, int], dict[int, Tensor]] = {}
         self._reached: dict[tuple[int, int], bool] = {}
@@ -76,6 +80,8 @@ class TableShare:
 
         A row that some of them have not counts as zeros there.
         """
+        if self._keeps_before:
+            self.keep_before()
         reached = [self._reached[number] for number in action.gradients]
         gradients = [rows for number in action.gradients for rows in self._take(number)]
         ids, total = _sum(gradients, self._table.width)
@@ -89,9 +95,27 @@ class TableShare:
         rows = Chosen(torch.from_numpy(slots), self._columns[WEIGHTS], state)
         update_rows(self._optimizer, action.lr, rows, total, self._steps)
 
-    def rows(self, ids: Ids) -> Tensor:
-        """Return rows as they are now, shape (rows, width)."""
+    def keep_before(self) -> None:
+        """Keep what is here, because another version follows."""
+        self._before = Before(self._index.count, self._steps)
+
+    def unstage(self, worker: int, sequence: int) -> None:
+        """Drop the parts that came of a push."""
+        self._staged.pop((worker, sequence), None)
+        self._reached.pop((worker, sequence), None)
+
+    def rows(self, ids: Ids, *, before: bool = False) -> Tensor:
+        """Return rows as they are now, or were before the last update; shape (rows, width)."""
         slots = self._index.find(ids)
+        if not before:
+            return self._rows(ids, slots)
+        assert self._before is not None
+        slots = np.where(slots < self._before.count, slots, -1)
+        found = self._rows(ids, slots)
+        self._before.put(WEIGHTS, slots, found)
+        return found
+
+    def _rows(self, ids: Ids, slots: Slots) -> Tensor:
         new = slots < 0
         if not new.any():
             return self._columns[WEIGHTS].index_select(0, torch.from_numpy(slots))
@@ -101,18 +125,32 @@ class TableShare:
         found[~here] = initial_rows(self._table, ids[new])
         return found
 
-    def kept(self, begin: int, count: int) -> tuple[int, int, tuple[str, ...], Tensor]:
+    def kept(
+        self, begin: int, count: int, *, before: bool = False
+    ) -> tuple[int, int, tuple[str, ...], Tensor]:
         """Return some of the rows that are kept, in the order in which they came to be.
+
+        Args:
+            begin: the first of them.
+            count: how many at most.
+            before: whether as they were before the last update.
 
         Returns:
             How many are kept, how many updates the optimizer counted, names of what it remembers
             in the order of the payload, and the payload.
         """
-        end = min(begin + count, self._index.count)
-        columns = [column[begin:end] for column in self._columns.values()]
+        held, steps, old = self._index.count, self._steps, self._before if before else None
+        if old is not None:
+            held, steps = old.count, old.steps
+        end = max(begin, min(begin + count, held))
+        columns = {name: column[begin:end] for name, column in self._columns.items()}
+        if old is not None:
+            columns = {name: column.clone() for name, column in columns.items()}
+            for name, column in columns.items():
+                old.put(name, np.arange(begin, end), column)
         names = tuple(name for name in self._columns if name != WEIGHTS)
-        payload = payload_of(self._ids[begin:end].copy(), columns)
-        return self._index.count, self._steps, names, payload
+        payload = payload_of(self._ids[begin:end].copy(), [*columns.values()])
+        return held, steps, names, payload
 
     def snapshot(self, *, whole: bool) -> dict[str, Tensor]:
         """Return what changed since the last call, or all that is kept; copies, by name."""
@@ -159,6 +197,8 @@ class TableShare:
                 for name, first in self._first.items():
                     self._columns[name][begin:end] = first
                 self._columns[WEIGHTS][begin:end] = initial_rows(self._table, made)
+        if self._before is not None:
+            self._before.note(slots, self._columns)
         self._changed[slots] = True
         return slots
 

@@ -26,6 +26,14 @@ def newest(histories: Histories) -> dict[int, list[Record]]:
     return {key: _up_to(records, len(records) - 1) for key, records in histories.items()}
 
 
+def before(histories: Histories) -> dict[int, list[Record]]:
+    """Return what leads to the version before the newest of each slice that has both."""
+    found: dict[int, list[Record]] = {}
+    for key, records in histories.items():
+        found |= as_of({key: records}, records[-1].position.version - 1)
+    return found
+
+
 def as_of(histories: Histories, version: int) -> dict[int, list[Record]]:
     """Return what leads to ``version`` of each slice that has it."""
     found = {}

@@ -29,7 +29,16 @@ from syncopate.paramserver.tensors import (
     tensor_of,
 )
 from syncopate.protocol import messages as msg
-from syncopate.protocol.actions import Add, Answer, Ask, Initialise, Measure, Stage, Update
+from syncopate.protocol.actions import (
+    Add,
+    Answer,
+    Ask,
+    Initialise,
+    Measure,
+    Stage,
+    Unstage,
+    Update,
+)
 from syncopate.protocol.gradients.narrow import is_narrowed
 from syncopate.protocol.messages import Refusal
 from syncopate.protocol.placement.bundle import Cut
@@ -70,6 +79,8 @@ class Shard:
         self._updates: list[Updating] = []
         self._updaters = updaters or Updaters()
         self._backups: dict[int, dict[int, Tensor]] = {}
+        # Weights and states of the version before, where they are kept; code never changes them.
+        self._before: dict[int, tuple[Tensor, optimizers.State]] = {}
         # Weights that ZeroMQ sends lie where they are: code that changes them has to know.
         self._sending: dict[int, list[zmq.MessageTracker]] = {}
         self.keep(rules, slices)
@@ -83,6 +94,7 @@ class Shard:
         self._rules = [rules.of(group) for group in range(len(rules.groups) + 1)]
         self._updates = [self._updaters.of(each.optimizer) for each in self._rules]
         self._clip_norm = rules.clip_norm or math.inf
+        self._keeps_before = rules.keeps_before
         specs = {spec.key: spec for spec in slices if spec.table is None}
         self._specs |= specs
         self._states |= {key: {} for key in specs}
@@ -167,6 +179,7 @@ class Shard:
         self._specs |= {part.key: part for part in cut.parts}
         self._sending.pop(key, None)
         state, backups = self._states.pop(key), self._backups.pop(key)
+        before = (self._before.pop(key),) if key in self._before else ()
         weights, total = self._weights.pop(key, None), self._sums.pop(key, None)
         mean = (self._means.pop(key),) if key in self._means else ()
         staged = {number: t for number, t in self._staged.items() if number[0] == key}
@@ -175,10 +188,9 @@ class Shard:
             if weights is not None:
                 self._weights[part.key] = weights[own].clone()  # the whole may be being sent
                 self.changed.add(part.key)
-            self._states[part.key] = {
-                name: (tensor if name == STEPS else tensor[own]).clone()
-                for name, tensor in state.items()
-            }
+            self._states[part.key] = _some(state, own)
+            for old_weights, old_state in before:
+                self._before[part.key] = old_weights[own].clone(), _some(old_state, own)
             self._backups[part.key] = {rank: t[own].clone() for rank, t in backups.items()}
             if total is not None:
                 self._sums[part.key] = (_part(total[0], own), total[1])
@@ -210,6 +222,8 @@ class Shard:
             return
         made = key in self._means
         total = self._means.pop(key) if made else self._mean(key, action.gradients)
+        if self._keeps_before:
+            self.keep_before(key)
         if total is None:
             return
         if action.norm is not None:
@@ -220,6 +234,21 @@ class Shard:
             backup = self._backups[key].get(action.compensate, weights)
             total = optimizers.compensate(rules.compensation, total, weights, backup, state)
         self._updates[self._specs[key].group](action.lr, weights, total, state)
+
+    def keep_before(self, key: int) -> None:
+        """Keep what a slice is, because another version follows."""
+        if key in self._tables:
+            self._tables[key].keep_before()
+            return
+        weights, state = self._weights[key], self._states[key]
+        self._before[key] = weights, state
+        self._weights[key] = weights.clone()
+        self._states[key] = {name: tensor.clone() for name, tensor in state.items()}
+        self._sending.pop(key, None)
+
+    def unstage(self, action: Unstage) -> None:
+        """Drop the parts that came of a push of rows."""
+        self._tables[action.key].unstage(action.worker, action.sequence)
 
     def _mean(self, key: int, gradients: Sequence[tuple[int, int]]) -> Tensor | None:
         """Return the mean of gradients, of which some were added; None where none is there."""
@@ -249,15 +278,22 @@ class Shard:
         self._sending[key] = [*trackers, frame.tracker]
         return frame
 
-    def state_payload(self, key: int) -> tuple[tuple[str, ...], zmq.Frame]:
+    def state_payload(self, key: int, *, before: bool = False) -> tuple[tuple[str, ...], zmq.Frame]:
         """Return what the optimizer remembers of a slice, and the weights with that behind them.
+
+        Args:
+            key: of the slice.
+            before: whether as they were before the last update.
 
         Returns:
             Names in the order of the payload, and a tracked frame.
         """
-        state, rules = self._states[key], self._rules[self._specs[key].group]
+        weights, state = self._weights[key], self._states[key]
+        if before:
+            weights, state = self._before[key]
+        rules = self._rules[self._specs[key].group]
         names = tuple(name for name in rules.state if name in state)
-        return names, frame_of(joined([self._weights[key], *(state[name] for name in names)]))
+        return names, frame_of(joined([weights, *(state[name] for name in names)]))
 
     def ask(self, action: Ask, frame: zmq.Frame) -> None:
         """Hold the numbers of rows that a worker waits for."""
@@ -270,15 +306,19 @@ class Shard:
         asked = action.message
         assert isinstance(asked, msg.Weights)
         if isinstance(asked, msg.State):
-            state, frame = self.state_payload(asked.key)
+            state, frame = self.state_payload(asked.key, before=action.before)
             return msgspec.structs.replace(asked, state=state), frame
         if isinstance(asked, msg.Rows):
             ids = ids_of(tensor_of(self._asked.pop((asked.key, action.worker)), torch.uint8))
-            return asked, frame_of(flat_bytes(self._tables[asked.key].rows(ids)), let_go)
+            rows = self._tables[asked.key].rows(ids, before=action.before)
+            return asked, frame_of(flat_bytes(rows), let_go)
         if isinstance(asked, msg.TableState):
-            held, steps, state, data = self._tables[asked.key].kept(*action.range)
+            table = self._tables[asked.key]
+            held, steps, state, data = table.kept(*action.range, before=action.before)
             told = msgspec.structs.replace(asked, held=held, steps=steps, state=state)
             return told, frame_of(data)
+        if action.before:
+            return asked, frame_of(flat_bytes(self._before[asked.key][0]), let_go)
         return asked, self.payload(asked.key, action.backup_for, let_go)
 
     def record(self, key: int, position: Position, *, whole: bool) -> Record:
@@ -317,6 +357,13 @@ class Shard:
         if any(not tracker.done for tracker in self._sending.pop(key, [])):
             self._weights[key] = self._weights[key].clone()
         return self._weights[key]
+
+
+def _some(state: optimizers.State, own: slice) -> optimizers.State:
+    """Return a copy of the state of some elements."""
+    return {
+        name: (tensor if name == STEPS else tensor[own]).clone() for name, tensor in state.items()
+    }
 
 
 def _part(tensor: Tensor | None, own: slice) -> Tensor | None:

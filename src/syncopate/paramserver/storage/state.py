@@ -82,9 +82,17 @@ class Identity(Artifact, frozen=True, kw_only=True):
     @property
     def synchronous(self) -> bool:
         """Whether it keeps anything, and updates it synchronously."""
-        kept = [] if self.rules is None else [self.rules]
-        kept += [table.rules for table in self.tables]
-        return any(rules.synchronous for rules in kept)
+        return any(rules.synchronous for rules in self._kept)
+
+    @property
+    def keeps_before(self) -> bool:
+        """Whether the version before of each slice is kept in memory, too."""
+        return any(rules.keeps_before for rules in self._kept)
+
+    @property
+    def _kept(self) -> list[Rules]:
+        own = [] if self.rules is None else [self.rules]
+        return [*own, *(table.rules for table in self.tables)]
 
 
 class _Field(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -11,6 +11,7 @@ from typing import Literal
 from syncopate.metrics.prometheus import Metric, Sample
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Peer
+from syncopate.protocol.figures import Figures
 
 _MOST = 1 << 20
 """Slices and workers of which a server remembers which weights were sent last."""
@@ -72,11 +73,11 @@ class Counters:
         self._versions[key] = version
         self._step = max(self._step, version)
 
-    def figures(self) -> msg.Figures:
+    def figures(self) -> Figures:
         """Return what a heartbeat says of this node."""
         slices, nbytes = self.kept()
         refused = sum(self._refused().values())
-        return msg.Figures(self._step, slices, nbytes, self.queued(), refused)
+        return Figures(self._step, slices, nbytes, self.queued(), refused)
 
     def metrics(self) -> Iterator[Metric]:
         """Yield what is known now, for Prometheus."""

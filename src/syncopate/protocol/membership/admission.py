@@ -44,6 +44,10 @@ class Admission:
             reason = f"state of run {register.run}; this is another run: give an empty folder"
             raise Refusal(msg.OTHER_RUN, reason)
 
+    def is_of_run(self, register: msg.Register) -> bool:
+        """Say whether a server brings state of this run."""
+        return register.run == self._run
+
     def has_turn(self, register: msg.Register, now_s: float) -> bool:
         """Say whether a server may enter now, in the place of one that is gone if there is one.
 
@@ -83,7 +87,7 @@ class Admission:
 
         Where a launcher starts workers again, on several hosts not all of them say so.
         """
-        if not register.launch.most:
+        if not (register.launch.most or register.opens):
             return False
         asked_s = self._asked_s.setdefault(register.token, now_s)
         return now_s - asked_s <= self._limits.given_up_s

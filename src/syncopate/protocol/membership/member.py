@@ -12,10 +12,14 @@ from __future__ import annotations
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import SCHEDULER, Action
+from syncopate.protocol.figures import Figures
 from syncopate.protocol.limits import Limits, was_cut_off
 
 REGISTER_S = 1.0
 """Between two times that a process asks to be let in."""
+
+ASKS_S = 3 * REGISTER_S
+"""A process that waits for the job is gone after so much silence, at the earliest."""
 
 _AGAIN_S = 0.3
 _PART_S = 2.0
@@ -43,7 +47,7 @@ class MemberMachine:
         self.roster: msg.Roster | None = None
         self.over = False
         self.out = False
-        self.figures: msg.Figures | None = None
+        self.figures: Figures | None = None
         self.settled = not register.durable or register.run != ""
         self._last_words: msg.Message | None = None
         self._parted_s: float | None = None
@@ -92,7 +96,7 @@ class MemberMachine:
         if isinstance(message, msg.Roster) and self.roster is None:
             self.roster = message
             found = [act.Told(message)]
-        elif isinstance(message, msg.Lost | msg.Left | msg.Moved):
+        elif isinstance(message, msg.Lost | msg.Left | msg.Moved | msg.Taken):
             found = [act.Told(message)]
         elif isinstance(message, msg.Again) and self._register.durable:
             self.over = self.out = True
@@ -110,11 +114,16 @@ class MemberMachine:
         """Say that this process is done."""
         return self._say_last(msg.Leave(self._register.token))
 
-    def fail(self, reason: str) -> list[Action]:
-        """Tell the scheduler that the job should end, unless it knows."""
+    def fail(self, reason: str, *, own: bool = False) -> list[Action]:
+        """Tell the scheduler that the job should end, unless it knows.
+
+        Args:
+            reason: a sentence.
+            own: whether a worker's script raised: another process may do better in its place.
+        """
         if self.over:
             return []
-        return self._say_last(msg.Failed(self._register.token, reason[:4096]))
+        return self._say_last(msg.Failed(self._register.token, reason[:4096], own))
 
     def _patience_s(self, may_return: bool) -> float:
         """Return how long the scheduler may be silent.

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 import msgspec
 
+from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
-from syncopate.protocol.actions import Peer
+from syncopate.protocol.actions import Action, Peer
+from syncopate.protocol.figures import Figures, NodeStanding
+from syncopate.protocol.limits import Limits, was_cut_off
+from syncopate.protocol.membership.incarnation import Incarnation
 from syncopate.protocol.membership.launch import ONCE, Launch
+from syncopate.protocol.rules import CLOSED, Opens
+
+Reaches = Callable[[Peer], bool]
+"""Says whether there still is a connection to a peer."""
+
+
+def reaches_none(_: Peer) -> bool:
+    """Say that there is no connection."""
+    return False
 
 
 class Member(msgspec.Struct):
@@ -24,6 +39,7 @@ class Member(msgspec.Struct):
         reached_s: after how much silence there was a connection to it; infinite: there is none.
         figures: what it said of itself last.
         confirmed: whether it was heard since the last worker came, where the job is not complete.
+        life: how many processes had its place before, and one more where the place is new.
     """
 
     register: msg.Register
@@ -33,8 +49,29 @@ class Member(msgspec.Struct):
     state: Literal["here", "lost", "left"] = "here"
     settled: bool = False
     reached_s: float = 0.0
-    figures: msg.Figures = msg.Figures()
+    figures: Figures = Figures()
     confirmed: bool = True
+    life: int = 0
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        rank, role = max(self.rank, self.register.rank), self.register.role
+        return f"{role} {rank}" if rank >= 0 else f"a {role}"
+
+    def may_return(self, silent_s: float, limits: Limits, reaches: Reaches) -> bool:
+        """Say whether a silent member may only have been stopped or cut off.
+
+        See :func:`~syncopate.protocol.limits.was_cut_off`.
+        """
+        if silent_s > limits.given_up_s or self.peer is None:
+            return False
+        if silent_s >= self.reached_s + limits.heartbeat_s:
+            if reaches(self.peer):
+                self.reached_s = silent_s
+            elif not was_cut_off(self.reached_s):
+                self.reached_s = math.inf
+        return self.reached_s < math.inf
 
 
 class Seated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,6 +86,8 @@ class Seated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         state: whether it is here.
         settled: whether it has written down which member it is.
         launch: what a worker's launcher said.
+        life: as :class:`Member` has it.
+        opens: which places a worker's rules open to others.
     """
 
     token: str
@@ -59,6 +98,8 @@ class Seated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     state: Literal["here", "lost", "left"]
     settled: bool = True
     launch: Launch = ONCE
+    life: int = 0
+    opens: Opens = CLOSED
 
 
 class Members(dict[str, Member]):
@@ -72,6 +113,21 @@ class Members(dict[str, Member]):
         """Return those of ``role`` that are in ``state``."""
         return [member for member in self.all(role) if member.state == state]
 
+    def roster(self, run: str, durable: bool, incarnation: Incarnation) -> msg.Roster:
+        """Return what all of them hear when all are there, but for their ranks."""
+        servers = sorted(self.all(msg.SERVER), key=lambda one: one.rank)
+        workers = sorted(self.all(msg.WORKER), key=lambda one: one.rank)
+        lives = tuple(worker.life for worker in workers)
+        return msg.Roster(
+            run,
+            0,
+            tuple(server.register.address for server in servers),
+            tuple(worker.register.token for worker in workers),
+            durable,
+            incarnation,
+            lives if any(lives) else (),
+        )
+
     def seated(self) -> tuple[Seated, ...]:
         """Return all of them as a scheduler keeps them on disk."""
         return tuple(
@@ -84,14 +140,16 @@ class Members(dict[str, Member]):
                 state=member.state,
                 settled=member.settled,
                 launch=member.register.launch,
+                life=member.life,
+                opens=member.register.opens,
             )
             for token, member in self.items()
         )
 
-    def standing(self, now_s: float) -> tuple[msg.NodeStanding, ...]:
+    def standing(self, now_s: float) -> tuple[NodeStanding, ...]:
         """Return what people are told of all of them, by role and rank."""
         return tuple(
-            msg.NodeStanding(
+            NodeStanding(
                 member.register.role,
                 member.rank,
                 member.state,
@@ -115,5 +173,12 @@ def member_of(job: str, known: Seated) -> Member:
         known.rank,
         durable=known.durable,
         launch=known.launch,
+        opens=known.opens,
     )
-    return Member(register, None, 0.0, known.rank, known.state, settled=known.settled)
+    at, settled = (known.rank, known.state), known.settled
+    return Member(register, None, 0.0, *at, settled=settled, life=known.life)
+
+
+def sends(members: Iterable[Member], message: msg.Message) -> list[Action]:
+    """Return what tells ``members``; those that were not heard yet will hear it when they are."""
+    return [act.Send(m.peer, message) for m in members if m.peer is not None]

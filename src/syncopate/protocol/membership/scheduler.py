@@ -6,28 +6,32 @@ without a key, a process that knows the one may join, and with the other take a 
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+
+from msgspec.structs import replace
 
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Action, Peer
-from syncopate.protocol.limits import Limits, was_cut_off
+from syncopate.protocol.limits import Limits
 from syncopate.protocol.membership.admission import Admission, assign
 from syncopate.protocol.membership.incarnation import FIRST_LIFE, Incarnation
-from syncopate.protocol.membership.member import REGISTER_S
-from syncopate.protocol.membership.members import Member, Members, Seated, member_of
+from syncopate.protocol.membership.member import ASKS_S
+from syncopate.protocol.membership.members import (
+    Member,
+    Members,
+    Reaches,
+    Seated,
+    member_of,
+    reaches_none,
+    sends,
+)
+from syncopate.protocol.membership.parting import Parting
+from syncopate.protocol.membership.places import COMPLETE, Places, taken_by
 from syncopate.protocol.membership.successor import Successor, begun
 from syncopate.protocol.messages import SERVER, WORKER, Refusal
-
-_PART_S = 2.0
-_REGISTERS = 3
-"""How many registrations in a row a node that waits for the job may miss."""
-
-
-def _no(_: Peer) -> bool:
-    return False
+from syncopate.protocol.rules import CLOSED
 
 
 class SchedulerMachine:
@@ -73,14 +77,13 @@ class SchedulerMachine:
         self.over = self.finished = finished
         self.settled = False
         self.incarnation = incarnation
-        self._over_s: float | None = None
-        self._last_words: msg.Message = msg.Finish()
         self._job, self._run = job, run
         self._wanted = {SERVER: servers, WORKER: workers}
         self._limits = limits
         self._members = Members({each.token: member_of(job, each) for each in seated or ()})
-        self._parting = set(self._members) if finished else set[str]()
         self._admission = Admission(job, run, self._members, limits)
+        self._parting = Parting(self._members, self._admission, limits, finished=finished)
+        self._places = Places(self._members, limits)
         self._all, self._of = self._members.all, self._members.of
         self._complete = bool(seated)
         self._began_s: float | None = None
@@ -113,10 +116,10 @@ class SchedulerMachine:
             if isinstance(message, msg.Status):
                 return self._standing(peer, message, now_s)
             if self.over:
-                return self._part(peer, message, now_s)
+                return self._parting.answer(peer, message, now_s)
             if isinstance(message, msg.Register):
                 return self._enter(peer, message, now_s)
-            if isinstance(message, msg.Heartbeat | msg.Leave | msg.Failed):
+            if isinstance(message, msg.Heartbeat | msg.Leave | msg.Failed | msg.Stands):
                 return self._hear(peer, message, now_s)
         except Refusal as refusal:
             return self.refuse(peer, refusal)
@@ -127,7 +130,8 @@ class SchedulerMachine:
         if asked.job != self._job:
             raise Refusal(msg.OTHER_RUN, f"job {asked.job!r}; the job here has another name")
         wanted, nodes = self._wanted, self._members.standing(now_s)
-        return [act.Send(peer, msg.Standing(self._complete, wanted[SERVER], wanted[WORKER], nodes))]
+        workers = max(wanted[WORKER], len(self._all(WORKER)))
+        return [act.Send(peer, msg.Standing(self._complete, wanted[SERVER], workers, nodes))]
 
     def is_stranger(self, message: msg.Message) -> bool:
         """Say whether who said ``message`` is no member."""
@@ -140,7 +144,7 @@ class SchedulerMachine:
             return []
         return [act.Send(peer, msg.Refused(refusal.reason))]
 
-    def tick(self, now_s: float, reaches: Callable[[Peer], bool] = _no) -> list[Action]:
+    def tick(self, now_s: float, reaches: Reaches = reaches_none) -> list[Action]:
         """Notice silent nodes, and nodes that did not come; call it often.
 
         Args:
@@ -152,7 +156,7 @@ class SchedulerMachine:
             for member in self._members.values():
                 member.heard_s = max(member.heard_s, now_s)
         if self.over:
-            self.settled = self._has_parted(now_s, reaches)
+            self.settled = self._parting.is_over(now_s, reaches)
             self.changes += self.settled
             return []
         if not self._complete:
@@ -166,36 +170,35 @@ class SchedulerMachine:
             if self.over or not self._complete:
                 break
             silent_s = self._silent_s(member, now_s)
-            if silent_s and not self._may_return(member, silent_s, reaches):
+            if silent_s and not member.may_return(silent_s, self._limits, reaches):
                 found += self._lose(member, silent_s, now_s)
+        if self._complete and not self.over:
+            if why := self._places.overdue(now_s):
+                return [*found, *self.abort(why)]
+            found += self._seat(now_s, reaches)
         return found
 
-    def _has_parted(self, now_s: float, reaches: Callable[[Peer], bool]) -> bool:
-        """Say whether all members that may still hear that the job is over have answered."""
-        if self._over_s is None:
-            self._over_s = now_s
-        if now_s - self._over_s <= _PART_S:
-            return not self._parting
-        away = [self._members[token] for token in self._parting]
-        return not any(
-            now_s - member.heard_s <= self._limits.silence_s
-            or self._may_return(member, now_s - member.heard_s, reaches)
-            for member in away
-        )
+    def _seat(self, now_s: float, reaches: Reaches) -> list[Action]:
+        """Let processes take the places of workers that are lost; [Note: places] in ``places``."""
+        found: list[Action] = []
+        for peer, elder, member in self._places.seated(now_s, reaches):
+            if isinstance(member, Refusal):
+                found += self.refuse(peer, member)
+                continue
+            if elder is not None:
+                self._former[elder.register.token] = f"{member.name} is another process by now"
+            self.changes += 1
+            told = [m for m in self._members.values() if m.state == "here" and m is not member]
+            remark = act.Remark(f"a process has come as {member.name}")
+            found += [remark, *sends(told, taken_by(member))]
+        return found
 
-    def _may_return(self, member: Member, silent_s: float, reaches: Callable[[Peer], bool]) -> bool:
-        """Say whether a silent member may only have been stopped or cut off.
-
-        See :func:`~syncopate.protocol.limits.was_cut_off`.
-        """
-        if silent_s > self._limits.given_up_s or member.peer is None:
-            return False
-        if silent_s >= member.reached_s + self._limits.heartbeat_s:
-            if reaches(member.peer):
-                member.reached_s = silent_s
-            elif not was_cut_off(member.reached_s):
-                member.reached_s = math.inf
-        return member.reached_s < math.inf
+    def _stood(self, stands: msg.Stands) -> list[Action]:
+        """Let a worker that came later begin, once all servers know it."""
+        found = self._places.heard(stands, self.incarnation.origin)
+        if isinstance(found, str):
+            return self.abort(found)
+        return [] if found is None else self._welcome([found])
 
     def _begin_again(self, now_s: float, why: str) -> list[Action]:
         """Gather new workers, and servers with what they have on disk; [Note: incarnations].
@@ -209,11 +212,11 @@ class SchedulerMachine:
         self._former |= dict.fromkeys((each.register.token for each in workers), why)
         self._successor = Successor(self.seated, self.incarnation)
         self._members.clear()
-        self._parting.clear()
+        self._parting.tokens.clear()
         self._alone = self._complete = False
         self._began_s = now_s
         here = [each for each in workers if each.state == "here"]
-        return [*_sends(servers, msg.Again()), *_sends(here, msg.Abort(why[:4096]))]
+        return [*sends(servers, msg.Again()), *sends(here, msg.Abort(why[:4096]))]
 
     def _is_durable(self) -> bool:
         """Say whether all servers keep their state on disk."""
@@ -221,7 +224,10 @@ class SchedulerMachine:
 
     def _returns(self, member: Member) -> bool:
         """Say whether the job waits until a worker is started again."""
-        return member.register.launch.returns and (not self._complete or self._is_durable())
+        returns = member.register.launch.returns
+        if not self._complete:
+            return returns or member.register.opens != CLOSED
+        return returns and self._is_durable()
 
     def _without(self, member: Member, why: str, now_s: float) -> list[Action]:
         """Go on without a worker until it is started again."""
@@ -229,7 +235,7 @@ class SchedulerMachine:
             return self._begin_again(now_s, why)
         del self._members[member.register.token]
         self._former[member.register.token] = why
-        return _sends([member], msg.Abort(why[:4096]))
+        return sends([member], msg.Abort(why[:4096]))
 
     def _gather(self, now_s: float) -> list[Action]:
         """While nodes are missing: end the job when one of those that came is gone, or none comes.
@@ -263,37 +269,17 @@ class SchedulerMachine:
         """Say that the job is over, and why; :mod:`.member` notes why it is said again."""
         self.over, self.finished = True, isinstance(last_words, msg.Finish)
         self.changes += 1
-        self._last_words = last_words
-        self._parting |= {member.register.token for member in told}
-        return _sends(told, last_words)
-
-    def _part(self, peer: Peer, message: msg.Message, now_s: float) -> list[Action]:
-        """Answer nodes that did not hear that the job is over."""
-        # A server that was killed, and comes back to a job that is over, hears the end.
-        if (
-            isinstance(message, msg.Register)
-            and message.run == self._run
-            and (taken := self._admission.take_place(peer, message, now_s)) is not None
-        ):
-            self._parting.discard(taken[0])
-            self._parting.add(message.token)
-        token = getattr(message, "token", "")
-        if token not in self._members:
-            raise Refusal(msg.OTHER_RUN, "the job is over")
-        member = self._members[token]
-        member.peer, member.heard_s, member.reached_s = peer, now_s, 0.0
-        if isinstance(message, msg.Leave):
-            if message.heard:
-                self._parting.discard(token)
-                return []
-            return [act.Send(peer, msg.Left(max(member.rank, 0)))]
-        return [act.Send(peer, self._last_words)]
+        self._parting.last_words = last_words
+        self._parting.tokens |= {member.register.token for member in told}
+        return sends(told, last_words)
 
     def _enter(self, peer: Peer, register: msg.Register, now_s: float) -> list[Action]:
         self._admission.require_of_job(register)
         member = self._members.get(register.token)
         if member is not None:
             member.peer, member.heard_s, member.confirmed = peer, now_s, True
+            if self._complete and self._places.are_asked(member):
+                return [_heard(peer), *self._places.introduce(member)]
             return self._welcome([member]) if self._complete else self._gathered(peer, now_s)
         if register.token in self._former:
             return self._answer_former(peer, register.token)
@@ -357,16 +343,20 @@ class SchedulerMachine:
     def _return(self, peer: Peer, register: msg.Register, now_s: float) -> list[Action]:
         """Let a server that was killed take its place again, with its state if it had any yet.
 
-        Or a worker; then it waits until the one of before is given up, and the job begins again.
+        Or a worker; it waits until the one of before is given up, or takes that one's place.
         """
         if self._is_durable() and self._admission.is_started_again(register):
             why = f"worker {register.rank} was started again"
             return [*self._begin_again(now_s, why), *self._enter(peer, register, now_s)]
-        if self._is_durable() and self._admission.may_wait(register, now_s):
+        waits = not register.opens and self._admission.may_wait(register, now_s)
+        if waits and self._is_durable():
             return [_heard(peer)]  # it registers again
+        if register.role == WORKER:
+            self._places.ask(peer, register, now_s)
+            return [_heard(peer)]
         before = self._admission.predecessor(register, complete=self._complete)
-        if register.role != SERVER or (register.run != self._run and before is None):
-            raise Refusal(msg.UNKNOWN, "the job is complete; no process may join it any more")
+        if register.run != self._run and before is None:
+            raise Refusal(msg.UNKNOWN, COMPLETE)
         taken = self._admission.take_place(peer, register, now_s)
         if taken is None:
             raise Refusal(msg.UNKNOWN, f"there is no server {register.rank}")
@@ -374,7 +364,7 @@ class SchedulerMachine:
         self.changes += 1
         moved = msg.Moved(back.rank, register.address)
         workers = self._of(WORKER, "here")
-        return [*self._welcome([back]), *self._missed(back), *_sends(workers, moved)]
+        return [*self._welcome([back]), *self._missed(back), *sends(workers, moved)]
 
     def _missed(self, member: Member) -> list[Action]:
         """Say again what a member may not have heard."""
@@ -384,62 +374,77 @@ class SchedulerMachine:
             news += [msg.Left(w.rank) for w in self._of(WORKER, "left")]
         else:
             news = [msg.Moved(s.rank, s.register.address) for s in self._all(SERVER)]
-        return [action for each in news for action in _sends([member], each)]
+        return [action for each in news for action in sends([member], each)]
 
     def _welcome(self, members: list[Member]) -> list[Action]:
-        servers = {m.rank: m.register.address for m in self._all(SERVER)}
-        workers = {m.rank: m.register.token for m in self._all(WORKER)}
-        addresses = tuple(servers[rank] for rank in sorted(servers))
-        tokens = tuple(workers[rank] for rank in sorted(workers))
-        return [
-            action
-            for member in members
-            for action in _sends(
-                [member],
-                msg.Roster(
-                    self._run, member.rank, addresses, tokens, self._durable, self.incarnation
-                ),
-            )
-        ]
+        roster = self._members.roster(self._run, self._durable, self.incarnation)
+        found: list[Action] = []
+        for member in members:
+            now, step = self.incarnation, self._places.step(member)
+            if step is not None:
+                now = replace(now, step=step)
+            found += sends([member], replace(roster, rank=member.rank, incarnation=now))
+        return found
 
     def _hear(
-        self, peer: Peer, message: msg.Heartbeat | msg.Leave | msg.Failed, now_s: float
+        self,
+        peer: Peer,
+        message: msg.Heartbeat | msg.Leave | msg.Failed | msg.Stands,
+        now_s: float,
     ) -> list[Action]:
         member = self._members.get(message.token)
         successor = self._successor
         if member is None or (successor is not None and successor.had_server(message.token)):
             return self._answer_former(peer, message.token)
-        if member.state == "lost":
-            name = self._name(member)
-            return [act.Send(peer, msg.Abort(f"{name} was silent and given up; it came back"))]
+        if member.state == "lost" and not self._comes_back(member, message):
+            heard = isinstance(message, msg.Leave) and message.heard
+            said = msg.Abort(f"{member.name} was silent and given up; it came back")
+            return [] if heard else [act.Send(peer, said)]
         self._alone = self._alone and member.register.role == SERVER
         is_new = member.peer is None  # to a scheduler that came back
         member.peer, member.heard_s, member.reached_s = peer, now_s, 0.0
         missed = self._missed(member) if is_new else []
         if isinstance(message, msg.Failed):
-            why = f"{self._name(member)}: {message.reason}"
-            return self._without(member, why, now_s) if self._returns(member) else self.abort(why)
-        if isinstance(message, msg.Heartbeat):
-            member.figures = message.figures or member.figures
-            if message.settled and not member.settled:
-                member.settled = True
-                self.changes += member.register.durable
-            return [_heard(peer), *missed]
-        return self._leave(peer, member, message)
+            return self._failed(peer, member, message, now_s)
+        if isinstance(message, msg.Leave):
+            return self._leave(peer, member, message)
+        if isinstance(message, msg.Stands):
+            return [*missed, *self._stood(message)]
+        member.figures = message.figures or member.figures
+        if message.settled and not member.settled:
+            member.settled = True
+            self.changes += member.register.durable
+        return [_heard(peer), *missed]
+
+    def _comes_back(self, member: Member, message: msg.Message) -> bool:
+        """Take back a worker that was lost; say whether it may be: none has its place yet."""
+        leaves = isinstance(message, msg.Leave) and not message.heard
+        if member.register.opens and (leaves or isinstance(message, msg.Heartbeat)):
+            member.state = "here"
+            self.changes += 1
+        return member.state == "here"
+
+    def _failed(self, peer: Peer, member: Member, said: msg.Failed, now_s: float) -> list[Action]:
+        why = f"{member.name}: {said.reason}"
+        if self._returns(member):
+            return self._without(member, why, now_s)
+        if said.own and member.register.opens:
+            return [act.Send(peer, msg.Abort(why[:4096])), *self._miss(member, why)]
+        return self.abort(why)
 
     def _leave(self, peer: Peer, member: Member, message: msg.Leave) -> list[Action]:
         """Let a worker go; it confirms the answer, as :mod:`.member` notes."""
         if message.heard:
-            self._parting.discard(message.token)
+            self._parting.tokens.discard(message.token)
             return []
-        self._parting.add(message.token)
+        self._parting.tokens.add(message.token)
         left = msg.Left(max(member.rank, 0))
         if member.state == "left":
             return [act.Send(peer, left)]
         member.state = "left"
         self.changes += 1
         told = [member, *self._of(SERVER, "here")]
-        return [*_sends(told, left), *self._end_if_alone()]
+        return [*sends(told, left), *self._end_if_alone()]
 
     def _answer_former(self, peer: Peer, token: str) -> list[Action]:
         """Tell a member of before to come again, or that the job goes on without it."""
@@ -450,7 +455,7 @@ class SchedulerMachine:
         return [act.Send(peer, msg.Abort(self._former[token][:4096]))]
 
     def _lose(self, member: Member, silent_s: float, now_s: float) -> list[Action]:
-        limits, name = self._limits, self._name(member)
+        limits, name = self._limits, member.name
         if member.register.role == SERVER:
             if member.register.durable and silent_s <= limits.given_up_s:
                 return []
@@ -459,16 +464,24 @@ class SchedulerMachine:
             return self.abort(f"{name} at {at} was silent for {silent_s:.1f} s{kept}")
         if self._returns(member):
             return self._without(member, f"{name} was silent for {silent_s:.1f} s", now_s)
+        if member.register.opens:
+            return self._miss(member, f"{name} was silent for {silent_s:.1f} s")
         member.state = "lost"
         self.changes += 1
         if not self._of(WORKER, "here") and not self._of(WORKER, "left"):
             return self.abort(f"{name} was silent for {silent_s:.1f} s, and no worker is left")
         told = [m for m in self._members.values() if m.state == "here"]
         lost = msg.Lost(member.rank, silent_s)
-        return [*_sends(told, lost), *self._end_if_alone()]
+        return [*sends(told, lost), *self._end_if_alone()]
+
+    def _miss(self, member: Member, why: str) -> list[Action]:
+        """Wait until another process takes a lost worker's place."""
+        member.state = "lost"
+        self.changes += 1
+        return [act.Remark(f"{why}; another process may take its place (--join)")]
 
     def _end_if_alone(self) -> list[Action]:
-        if self._of(WORKER, "here"):
+        if self._of(WORKER, "here") or self._places.lost():
             return []
         return [*self._end(msg.Finish(), self._of(SERVER, "here")), act.Stop()]
 
@@ -476,21 +489,11 @@ class SchedulerMachine:
         """Return for how long a member that is here was silent, 0 for a time that is usual."""
         silent_s = now_s - member.heard_s
         usual_s = self._limits.silence_s
-        if not self._complete:
-            usual_s = max(usual_s, _REGISTERS * REGISTER_S)
+        if not self._complete or self._places.are_asked(member):
+            usual_s = max(usual_s, ASKS_S)
         return silent_s if member.state == "here" and silent_s > usual_s else 0.0
-
-    @staticmethod
-    def _name(member: Member) -> str:
-        rank, role = max(member.rank, member.register.rank), member.register.role
-        return f"{role} {rank}" if rank >= 0 else f"a {role}"
 
 
 def _heard(peer: Peer) -> Action:
     """Return the answer to who says that it is there, and is to be told nothing else yet."""
     return act.Send(peer, msg.Heartbeat(""))
-
-
-def _sends(members: Iterable[Member], message: msg.Message) -> list[Action]:
-    """Return what tells ``members``; those that were not heard yet will hear it when they are."""
-    return [act.Send(m.peer, message) for m in members if m.peer is not None]

@@ -7,6 +7,7 @@ import pytest
 from syncopate.protocol import actions as act
 from syncopate.protocol import codec
 from syncopate.protocol import messages as msg
+from syncopate.protocol.figures import Figures
 from syncopate.protocol.limits import Limits
 from syncopate.protocol.membership.member import MemberMachine
 from syncopate.protocol.membership.scheduler import SchedulerMachine
@@ -42,8 +43,8 @@ def test_a_job_that_gathers_says_who_came(machine):
 
 def test_who_asks_learns_how_far_each_is_and_since_when_it_is_silent(machine):
     machine.receive("b", register("worker", "b"), 1.0)
-    machine.receive("s", msg.Heartbeat("s", msg.Figures(step=5, slices=3, nbytes=12)), 3.0)
-    machine.receive("a", msg.Heartbeat("a", msg.Figures(step=6)), 4.0)
+    machine.receive("s", msg.Heartbeat("s", Figures(step=5, slices=3, nbytes=12)), 3.0)
+    machine.receive("a", msg.Heartbeat("a", Figures(step=6)), 4.0)
     machine.receive("a", msg.Leave("a"), 4.5)
     server, left, silent = asked(machine, 5.0).nodes
     assert (server.silent_s, server.address, server.figures.slices) == (2.0, "tcp://s", 3)
@@ -53,7 +54,7 @@ def test_who_asks_learns_how_far_each_is_and_since_when_it_is_silent(machine):
 
 def test_a_heartbeat_without_figures_leaves_what_was_said_before(machine):
     machine.receive("b", register("worker", "b"), 1.0)
-    machine.receive("a", msg.Heartbeat("a", msg.Figures(step=6)), 2.0)
+    machine.receive("a", msg.Heartbeat("a", Figures(step=6)), 2.0)
     machine.receive("a", msg.Heartbeat("a"), 3.0)
     assert asked(machine, 3.0).nodes[1].figures.step == 6
 
@@ -82,5 +83,5 @@ def test_a_member_says_its_figures_in_its_heartbeats():
     member = MemberMachine(register("worker", "me"), Limits(), "tcp://scheduler")
     member.tick(0.0)
     member.receive(msg.Roster("run", 0, ("tcp://s",), ("me",)), 0.1)
-    member.figures = msg.Figures(step=3)
-    assert member.tick(1.0) == [act.Send("scheduler", msg.Heartbeat("me", msg.Figures(step=3)))]
+    member.figures = Figures(step=3)
+    assert member.tick(1.0) == [act.Send("scheduler", msg.Heartbeat("me", Figures(step=3)))]

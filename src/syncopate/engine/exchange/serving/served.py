@@ -143,7 +143,8 @@ class FromServers(Source):
 
     def __init__(self, layout: Layout, *, all_trained: bool = False) -> None:
         self._submissions, self._weights = layout.shared(Submissions), layout.shared(FlatWeights)
-        self._all_trained = all_trained
+        # Workers that tell each other nothing do not know whose gradients servers have.
+        self._all_trained = all_trained or layout.servers.store.rules.keeps_before
 
     def bring(self, part: FlatBuffer, message: Message) -> None:
         """Ask for the weights that ``message`` carries."""

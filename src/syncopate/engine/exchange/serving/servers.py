@@ -24,7 +24,7 @@ from syncopate.engine.exchange.groups import parameters_of
 from syncopate.engine.exchange.optimizers import updates_as
 from syncopate.engine.exchange.serving.tables import Embedded, Tables
 from syncopate.errors import EngineError, InvalidValueError, UnknownNameError
-from syncopate.protocol.rules import SGD, STEPS, Adagrad, Adam, OptimizerRule, Updater
+from syncopate.protocol.rules import ABORT, SGD, STEPS, WAIT, Adagrad, Adam, OptimizerRule, Updater
 from syncopate.protocol.table import require_rows
 
 _LR = "lr"
@@ -295,6 +295,12 @@ class Servers(NamedTuple):
                 "updates are synchronous, so give a KVStore with Rules(mode='ssgd')"
             )
             raise InvalidValueError("delay", f"one of k = {delay.k}", rule)
+        if delay is not None and self.store.rules.on_worker_loss == WAIT:
+            rule = (
+                "left out with on_worker_loss='wait': what a rank trains by itself between pulls "
+                "is lost with it"
+            )
+            raise InvalidValueError("delay", type(delay).__name__, rule)
         if delay is not None and self.store.rules.clip_norm is not None:
             rule = (
                 "left out with Rules(clip_norm=...): local updates between pulls would not be "
@@ -365,16 +371,21 @@ def served_by(
         tables: embeddings whose rows they keep.
 
     Raises:
-        InvalidValueError: they have another number of workers than there are ranks, or go on
-            without some of them.
+        InvalidValueError: they have another number of workers than there are ranks, or do not end
+            the job when they lose one.
         UnknownNameError, EngineError: they cannot do what the optimizer does.
     """
-    if store.num_workers != ranks:
+    # A worker that may come later, in the place of another one, is in no group of ranks.
+    alone = store.rules.on_worker_loss == WAIT and ranks == 1
+    if store.num_workers != ranks and not alone:
         rule = f"one of {ranks} workers, as many as there are ranks"
         rule += ": start them by `syncopate ps local`, or by torchrun with the variables of the job"
         raise InvalidValueError("exchange", f"a KVStore of {store.num_workers} workers", rule)
-    if store.rules.on_worker_loss != "abort":
-        rule = "one with on_worker_loss='abort': the ranks of a model train all or not at all"
+    if store.rules.on_worker_loss != ABORT and not alone:
+        rule = (
+            "one with on_worker_loss='abort': the ranks of a model train all or not at all. "
+            "'wait' is for workers of which each is a process without torch.distributed"
+        )
         given = f"a KVStore with on_worker_loss={store.rules.on_worker_loss!r}"
         raise InvalidValueError("exchange", given, rule)
     rules_of(optimizers, tables, _updater_of(store))

@@ -142,12 +142,13 @@ class Submissions:
             self.sent.update(indices)
 
     def skip_rest(self) -> None:
-        """Where servers clip, say of all other weights that this step has no gradient of them.
+        """Where steps are to be whole, say of all other weights that this one has no gradient.
 
-        They take a step when they have heard of every weight.
+        Servers that clip take a step when they have heard of every weight. And where workers do
+        not tell each other what they reached, each says so to the servers.
         """
         store, trainables = self._servers.store, self._layout.trainables
-        if store.rules.clip_norm is not None:
+        if store.rules.clip_norm is not None or store.rules.keeps_before:
             rest = [each.name for each in trainables if each.index not in self.sent]
             if rest:
                 store.push_many(dict.fromkeys(rest))
