@@ -7,7 +7,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,7 +36,9 @@ _END_S = 15.0
 _LONGEST_DELAY_S = 0.02
 _LONGEST_REST_S = 0.3
 _LONGEST_STOP_S = 1.5 * processes.LIMITS.silence_s
-_WIRE = "drop=0.02,duplicate=0.05,delay=0.01,seed={}"
+WIRE = "drop=0.02,duplicate=0.05,delay=0.01,seed={}"
+"""What happens to messages between workers and servers where the wire is bad, by a seed."""
+
 _POLL_S = 0.0005
 
 
@@ -114,7 +116,7 @@ def planned(seed: int, number: int) -> Run:
     kills = [_drawn(chance, case, moment) for moment in moments[: 1 if at_worker else None]]
     if at_worker:  # the one that is killed is the one that is watched: the other may wait for it
         kills = [structs.replace(k, watched=processes.rank_of(k.victims[0])) for k in kills]
-    wire = _WIRE.format(number) if chance.random() < 1 / 3 else ""
+    wire = WIRE.format(number) if chance.random() < 1 / 3 else ""
     return Run(number=number, case=case, kills=tuple(kills), wire=wire)
 
 
@@ -294,8 +296,16 @@ def _struck(job: SmallJob, kill: Kill, case: str) -> bool:
 class Recovery:
     """How long the workers that are left take until they have done two more steps, or ended."""
 
-    def __init__(self, job: SmallJob, kill: Kill) -> None:
-        """Begin before the kill."""
+    def __init__(self, job: SmallJob, kill: Kill, over: Callable[[], bool] | None = None) -> None:
+        """Begin before the kill.
+
+        Args:
+            job: all processes.
+            kill: what is to happen.
+            over: says whether no worker goes on, where killed ones come back; else each is waited
+                for while it runs.
+        """
+        self._over = over
         self._job, self._kill = job, kill
         self._began_s = time.monotonic()
         self._goals = [min(done + 2, processes.END) for done in job.progress]
@@ -318,4 +328,6 @@ class Recovery:
         self._recovered_s = time.monotonic() - self._began_s
 
     def _runs(self, rank: int) -> bool:
+        if self._over is not None:
+            return not self._over()
         return self._job.processes[processes.worker(rank)].runs()

@@ -199,6 +199,7 @@ class SmallJob:
         self.ports = [free_port() for _ in range(servers)]
         self.processes: dict[str, Child] = {}
         self._all: list[Child] = []
+        self._call: tuple[Any, ...] = ()
         for name in (SCHEDULER, *(server(rank) for rank in range(servers))):
             self.start(name)
 
@@ -211,15 +212,17 @@ class SmallJob:
 
     def work(self, function: Callable[..., Any], *args: Any, wire: str = "") -> None:
         """Run ``function(store, progress, *args)`` on every worker, with ``wire`` for faults."""
+        self._call = (self.rules, self.progress, wire, function, *args)
         for rank in range(self.job.workers):
-            call = (self.rules, self.progress, wire, function, *args)
-            self._start(worker(rank), _work, *call)
+            self.start(worker(rank))
 
     def start(self, name: str) -> None:
-        """Start the scheduler or a server, also again after it was killed."""
+        """Start the scheduler, a server or a worker, also again after it was killed."""
         state = None if self._state is None else self._state / name.replace(" ", "-")
         if name == SCHEDULER:
             self._start(name, _schedule, state)
+        elif is_worker(name):
+            self._start(name, _work, *self._call)
         else:
             self._start(name, _serve, self.ports[rank_of(name)], state)
 
@@ -250,7 +253,7 @@ def _work(job: Job, limits: Limits, rules: Rules, progress: Any, wire: str, *cal
     if wire:
         os.environ[faults.VARIABLE] = wire
     with KVStore(rules, job=job, limits=limits) as store:
-        progress[store.rank] = JOINED
+        progress[store.rank] = max(progress[store.rank], JOINED)
         return function(store, progress, *args)
 
 
@@ -266,7 +269,7 @@ SYNCHRONOUS = Rules(mode="ssgd", optimizer=SGD(lr=0.1, momentum=0.9))
 ASYNCHRONOUS = Rules(mode="asgd", optimizer=SGD(lr=1.0))
 
 
-def train(store: KVStore, progress: Any, alike: bool) -> str:
+def train(store: KVStore, progress: Any, alike: bool, pause_s: float = 0.0) -> str:
     """Train a small model; return the hash of the weights.
 
     Args:
@@ -274,13 +277,14 @@ def train(store: KVStore, progress: Any, alike: bool) -> str:
         progress: of all workers.
         alike: whether all workers have the same data: then the mean of their gradients has the
             same bits whichever workers are there.
+        pause_s: after each step.
     """
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 10))
     weights = {name: p.detach() for name, p in model.named_parameters()}
     store.init(weights)
-    progress[store.rank] = DECLARED
-    for step in range(STEPS):
+    progress[store.rank] = max(progress[store.rank], DECLARED)
+    for step in range(store.step, STEPS):
         own = torch.Generator().manual_seed(step * WORKERS + (0 if alike else store.rank))
         inputs = torch.randn(16, 32, generator=own)
         labels = torch.randint(10, (16,), generator=own)
@@ -291,7 +295,8 @@ def train(store: KVStore, progress: Any, alike: bool) -> str:
         handles += [store.pull(name, weight) for name, weight in weights.items()]
         for handle in handles:
             handle.wait()
-        progress[store.rank] = DECLARED + step + 1
+        progress[store.rank] = max(progress[store.rank], DECLARED + step + 1)
+        time.sleep(pause_s)
     return digest(weights)
 
 
@@ -312,6 +317,37 @@ def count(store: KVStore, progress: Any) -> str:
         time.sleep(0.001)
     store.pull("sum", total).wait()
     return digest({"sum": total})
+
+
+def tally(store: KVStore, progress: Any, sent: Any, pause_s: float) -> list[tuple[int, int]]:
+    """Push ones, which add up in a place of each worker, until enough are acknowledged.
+
+    With learning rate 1 an element ends at minus the number of pushes in it.
+
+    Args:
+        store: of this worker.
+        progress: of all workers; counts this one's acknowledged pushes, whichever process had them.
+        sent: of all workers: how many pushes each began, whichever process did.
+        pause_s: after each push.
+
+    Returns:
+        Of each worker how many of its pushes are in its elements, at least and at most.
+    """
+    rank, total = store.rank, torch.zeros(WORKERS, _ELEMENTS)
+    store.init({"sum": total})
+    progress[rank] = max(progress[rank], DECLARED)
+    gradient = torch.zeros(WORKERS, _ELEMENTS)
+    gradient[rank] = 1.0
+    while progress[rank] < END:
+        sent[rank] += 1
+        store.push("sum", gradient).wait()
+        progress[rank] += 1
+        store.pull("sum", total).wait()
+        time.sleep(pause_s)
+    while min(progress) < END:
+        time.sleep(0.001)
+    store.pull("sum", total).wait()
+    return [(int(-own.max().item()), int(-own.min().item())) for own in total]
 
 
 def counted() -> str:

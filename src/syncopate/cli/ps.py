@@ -128,7 +128,8 @@ def scheduler(
 
     def show(here: dict[str, int], complete: bool) -> None:
         count = (
-            f"{here['server']} of {job.servers} servers, {here['worker']} of {job.workers} workers"
+            f"{here['server']} of {job.servers} servers, "
+            f"{here['worker']} of {max(job.workers, here['worker'])} workers"
         )
         remark(f"scheduler at {job.uri}:{job.port}: {count}{'' if complete else ', waiting'}")
 

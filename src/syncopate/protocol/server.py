@@ -247,6 +247,9 @@ class ServerMachine:
         for key, position in self._expanded(positions).items():
             before = self._durable.get(key, Position())
             self._durable[key] = position
+            if not self._slices[key].on_disk:
+                self._slices[key].on_disk = True
+                found += self._slices[key].advance()
             for worker, sequence in position.applied.items():
                 if before.applied.get(worker) != sequence and worker in self._peers:
                     found.append(self._ack(worker, self._slices[key]))
@@ -428,9 +431,12 @@ class ServerMachine:
         spec = table.slice
         self.tables[spec.key] = table
         position, before = positions.get(spec.key, Position()), spec.key in self._before
-        self._slices[spec.key] = SliceMachine(
-            spec, table.rules, self._workers, position, has_before=before
-        )
+        machine = SliceMachine(spec, table.rules, self._workers, position, has_before=before)
+        self._put(machine)
+
+    def _put(self, machine: SliceMachine) -> None:
+        machine.on_disk = not self._seat.durable or machine.position.version >= 0
+        self._slices[machine.spec.key] = machine
 
     def _keep(
         self,
@@ -447,9 +453,7 @@ class ServerMachine:
         for spec in [*alone, *self._partition.parts.values()]:
             position = positions.get(spec.key, Position())
             own, before = by_group[spec.group], spec.key in self._before
-            self._slices[spec.key] = SliceMachine(
-                spec, own, self._workers, position, norm, has_before=before
-            )
+            self._put(SliceMachine(spec, own, self._workers, position, norm, has_before=before))
 
     def _push(self, worker: int, slice_: SliceMachine, push: msg.Push, nbytes: int) -> list[Action]:
         before = slice_.position.applied

@@ -66,6 +66,8 @@ class SliceMachine:
     Attributes:
         spec: which slice it is.
         position: what is in its weights.
+        on_disk: whether its first value is, where it is to be: no worker has it before. Else one
+            could push what follows from it, and it would be lost by itself.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class SliceMachine:
             has_before: whether the version before is kept, too.
         """
         self.spec = spec
+        self.on_disk = True
         self._rules = rules
         self._workers = workers
         self._version = position.version
@@ -144,7 +147,7 @@ class SliceMachine:
         found = []
         for part in parts:
             machine = SliceMachine(part, self._rules, self._workers, self.position, self._norm)
-            machine._has_before = self._has_before
+            machine._has_before, machine.on_disk = self._has_before, self.on_disk
             machine._received = dict(self._received)
             machine._rates = dict(self._rates)
             machine._added = list(self._added)
@@ -384,7 +387,8 @@ class SliceMachine:
         after = waiting.pull.after
         if self._rules.synchronous:
             return self._version >= after
-        return self._version >= 0 and self.applied(worker) >= after and self._near(after)
+        begun = self._version >= 0 and self.on_disk
+        return begun and self.applied(worker) >= after and self._near(after)
 
     def _answer(self, worker: int) -> Action:
         waiting = self._waiting.pop(worker)

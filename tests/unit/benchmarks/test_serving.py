@@ -15,7 +15,8 @@ from tests.scripts import scripts
 
 @pytest.fixture(scope="module")
 def serving():
-    with scripts("serving", "serving.disturbed", "serving.nonsense", "serving.work") as found:
+    names = ("anything", "disturbed", "nonsense", "work")
+    with scripts("serving", *(f"serving.{name}" for name in names)) as found:
         yield found[0]
 
 
@@ -119,3 +120,68 @@ def test_nonsense_follows_from_the_seed(serving):
     found = [serving.nonsense.nonsense(first) for _ in range(100)]
     assert found == [serving.nonsense.nonsense(second) for _ in range(100)]
     assert {len(frames) for frames in found} == {1, 2, 8}
+
+
+def test_any_process_may_be_killed_and_all_of_them(serving):
+    anything, victims = serving.anything, set()
+    runs = [anything.planned(3, number) for number in range(150)]
+    assert runs == [anything.planned(3, number) for number in range(150)]
+    for run in runs:
+        for kill in run.kills:
+            assert len(set(kill.victims)) == len(kill.victims) == len(kill.rests_s)
+            workers = all(map(serving.processes.is_worker, kill.victims))
+            assert workers or run.case != anything.STATELESS
+            victims.add(frozenset(kill.victims))
+    assert max(map(len, victims)) == 5
+    assert {len(each) for each in victims} == {1, 2, 3, 4, 5}
+
+
+def anything_said(serving, case, *workers, progress=None, others=(), restarted=()):
+    """Return what is wrong with a run in which any process was killed."""
+    processes, outcome = serving.processes, serving.processes.Outcome
+    found = serving.disturbed.Found(
+        workers={f"worker {rank}": outcome(*said) for rank, said in enumerate(workers)},
+        others={"scheduler": outcome("result")} | {n: outcome(kind) for n, kind in others},
+        progress=progress or (processes.END, processes.END),
+        restarted=frozenset(restarted),
+    )
+    return serving.anything.judged(case, found, "right", [31, 30])
+
+
+def test_no_kill_may_leave_a_trace_where_workers_are_waited_for(serving):
+    case, right = serving.anything.BITS, ("result", "right")
+    assert anything_said(serving, case, right, right) == ""
+    assert "other weights" in anything_said(serving, case, right, ("result", "wrong"))
+    assert "lost" in anything_said(serving, case, right, ("refused", "lost"))
+    assert "worker 1: late" in anything_said(serving, case, right, ("late",))
+    late = [("server 0", "late")]
+    assert "server 0: late" in anything_said(serving, case, right, right, others=late)
+    again = {"others": late, "restarted": ["server 0", "worker 1"]}
+    assert anything_said(serving, case, right, ("refused", "over"), **again) == ""
+    assert "server 0" in anything_said(serving, case, right, right, progress=(9, 9), **again)
+
+
+@pytest.mark.parametrize(
+    ("counts", "words"),
+    [
+        ([(30, 31), (30, 30)], ""),
+        ([(29, 30), (30, 30)], "of worker 0 from 29 to 30 pushes count"),
+        ([(30, 30), (30, 31)], "of worker 1 from 30 to 31 pushes count, of 30 that it sent"),
+    ],
+)
+def test_each_acknowledged_push_counts_once(serving, counts, words):
+    said = anything_said(serving, serving.anything.TALLY, ("result", counts), ("result", counts))
+    assert words in said
+    assert bool(words) == bool(said)
+
+
+def test_recoveries_are_told_by_what_was_killed(serving):
+    disturbed = serving.disturbed
+    everything = ("scheduler", "server 0", "server 1", "worker 0", "worker 1")
+    kills = [
+        disturbed.Kill(victims=names, progress=1, watched=0, delay_s=0.0, recovered_s=took_s)
+        for names, took_s in ((everything, 5.0), (("worker 1", "server 0"), 2.0))
+    ]
+    run = disturbed.Run(number=0, case="", kills=tuple(kills))
+    found = serving.anything.recoveries([run, run])
+    assert found == {"all at once": [5.0, 5.0], "servers and workers": [2.0, 2.0]}
