@@ -41,7 +41,7 @@ _LEAST = 1e-4
 _LEAST_S = 2e-4
 """By how much clocks of stages differ at least to be moved."""
 
-_CONTRADICT, _MOST = 0.02, 0.5
+_CONTRADICT, _MANY = 0.02, 1 / 3
 """A clock is off where this part of a rank's messages contradict those of others, or where this
 part of all clocks drift: then none is set by another."""
 
@@ -61,9 +61,9 @@ def straightened(timeline: Timeline) -> tuple[Timeline, dict[int, float]]:
     if timeline.source != "measured":
         return timeline, {}
     found = collectives(timeline)
-    lines = _lines(found)
-    timeline = _moved(timeline, lines)
     stages = _apart(found)
+    lines = _lines(found, stages)
+    timeline = _moved(timeline, lines)
     of_stages = _of_stages(collectives(timeline), stages) if len(stages) > 1 else {}
     drifts = {
         rank: drift
@@ -94,7 +94,7 @@ def _whole(found: Collectives) -> Mask:
 
 def _apart(found: Collectives) -> list[Numbers]:
     """Return the ranks that are linked by such messages; those of each link by themselves."""
-    ranks = np.unique(found.spans.rank)
+    ranks = np.unique(found.spans.rank).astype(np.int64)
     if (found.sizes[_whole(found)] == len(ranks)).any():
         return [ranks]
     place = np.searchsorted(ranks, found.spans.rank[found.rows])
@@ -114,8 +114,13 @@ def _apart(found: Collectives) -> list[Numbers]:
     return [ranks[least == one] for one in np.unique(least)]
 
 
-def _lines(found: Collectives) -> dict[int, tuple[float, float]]:
-    """Return of each rank whose clock is off the slope of its line, and where that begins."""
+def _lines(found: Collectives, stages: Sequence[Numbers]) -> dict[int, tuple[float, float]]:
+    """Return of each rank whose clock is off the slope of its line, and where that begins.
+
+    Args:
+        found: all messages.
+        stages: the ranks that they link; lines are relative to the median of these.
+    """
     whole = _whole(found)[found.of]
     if not whole.any():
         return {}
@@ -123,32 +128,36 @@ def _lines(found: Collectives) -> dict[int, tuple[float, float]]:
     of, ranks, ends_s = found.of[whole], spans.rank.astype(np.int64), spans.end_s
     own = coded([ranks, found.kinds[of], found.most(found.spans.nbytes)[of], spans.lane])
     turns = 1 if (found.sizes[of] == len(np.unique(ranks))).all() else _TURNS
-    slope, later_s = np.zeros(len(ends_s)), np.zeros(len(ends_s))
+    slope, later_s = np.zeros(int(ranks.max()) + 1), np.zeros(len(ends_s))
     for _ in range(turns):
-        at_s = _middle_s(of, (ends_s - later_s) / (1 + slope))
+        at_s = _middle_s(of, (ends_s - later_s) / (1 + slope[ranks]))
         before = slope
-        slope, later_s = _fitted(at_s, ends_s - at_s, ranks, own)
+        slope = _level(_slopes(at_s, ends_s - at_s, ranks, own), stages)
+        later_s = _means(ends_s - at_s * (1 + slope[ranks]), own)
         if np.abs(slope - before).max() < _STILL:
             break
     apart_s = ends_s - at_s - later_s
     drifts = {
-        rank: drift for rank, mine in groups(ranks) if (drift := _drift(at_s[mine], apart_s[mine]))
+        rank: drift
+        for rank, mine in groups(ranks)
+        if (drift := _drift(at_s[mine], apart_s[mine], own[mine]))
     }
-    return _with_offsets(spans, of, drifts) if drifts else {}
+    return _with_offsets(spans, of, drifts, stages) if drifts else {}
 
 
 def _with_offsets(
-    spans: Spans, of: Numbers, drifts: Mapping[int, float]
+    spans: Spans, of: Numbers, drifts: Mapping[int, float], stages: Sequence[Numbers]
 ) -> dict[int, tuple[float, float]]:
     """Return the lines of clocks that drift, and of those that are off beside them.
 
     No slow link lets a rank begin a message that is over on others, or be done with one that others
-    have not begun. Where most clocks drift, none is set by another: what is constant is a clock's.
+    have not begun. Where many clocks drift, none is set by another: what is constant is a clock's.
 
     Args:
         spans: the messages of all ranks.
         of: which message each is of.
         drifts: of the clocks that drift.
+        stages: the ranks that messages link.
     """
     ranks = spans.rank.astype(np.int64)
     rate, ahead_s = np.ones(int(ranks.max()) + 1), np.zeros(int(ranks.max()) + 1)
@@ -157,7 +166,7 @@ def _with_offsets(
     count = np.maximum(np.bincount(ranks), 1)
     for _ in range(_TURNS):
         at_s = _middle_s(of, end_s - ahead_s[ranks])
-        before_s, ahead_s = ahead_s, np.bincount(ranks, end_s - at_s) / count
+        before_s, ahead_s = ahead_s, _level(np.bincount(ranks, end_s - at_s) / count, stages)
         if np.abs(ahead_s - before_s).max() < _STILL_S:
             break
     drifting = rate != 1
@@ -168,7 +177,7 @@ def _with_offsets(
     came_s = np.repeat(np.maximum.reduceat(start_s, first), sizes)
     done_s = np.repeat(np.minimum.reduceat(over_s, first), sizes)
     wrong = (came_s > done_s + _LEAST_S) & ((start_s == came_s) | (over_s == done_s))
-    alone = len(drifts) >= _MOST * len(np.unique(ranks))
+    alone = len(drifts) >= _MANY * len(np.unique(ranks))
     lines = {rank: (drift, float(ahead_s[rank] * rate[rank])) for rank, drift in drifts.items()}
     for rank, mine in groups(ranks):
         apart_s = (end_s - at_s)[mine]
@@ -188,8 +197,8 @@ def _middle_s(of: Numbers, ends_s: Times) -> Times:
     return np.repeat((sorted_s[first + (sizes - 1) // 2] + sorted_s[first + sizes // 2]) / 2, sizes)
 
 
-def _fitted(at_s: Times, apart_s: Times, ranks: Numbers, own: Numbers) -> tuple[Times, Times]:
-    """Return the slope of each rank's line, and where it begins, by least squares.
+def _slopes(at_s: Times, apart_s: Times, ranks: Numbers, own: Numbers) -> Times:
+    """Return the slope of each rank's lines, by least squares.
 
     A slow link makes messages of each kind later by a time of their own: lines of one rank are
     parallel.
@@ -200,14 +209,26 @@ def _fitted(at_s: Times, apart_s: Times, ranks: Numbers, own: Numbers) -> tuple[
         ranks: which.
         own: which rank and kind of messages.
     """
-    count = np.maximum(np.bincount(own), 1)
-    middle_s = (np.bincount(own, at_s) / count)[own]
-    mean_s = (np.bincount(own, apart_s) / count)[own]
-    off_s = at_s - middle_s
+    off_s = at_s - _means(at_s, own)
     square = np.bincount(ranks, off_s**2)
-    each = np.bincount(ranks, off_s * apart_s) / np.where(square > 0, square, 1.0)
-    slope = each[ranks]
-    return slope, mean_s - slope * middle_s
+    found: Times = np.bincount(ranks, off_s * apart_s) / np.where(square > 0, square, 1.0)
+    return found
+
+
+def _means(values: Times, of: Numbers) -> Times:
+    """Return the mean of values of the same number, for each."""
+    found: Times = (np.bincount(of, values) / np.maximum(np.bincount(of), 1))[of]
+    return found
+
+
+def _level(by_rank: Times, stages: Sequence[Numbers]) -> Times:
+    """Return values relative to the median of those ranks that messages link."""
+    found = by_rank.copy()
+    for ranks in stages:
+        there = ranks[ranks < len(found)]
+        if len(there):
+            found[there] -= np.median(found[there])
+    return found
 
 
 def _of_stages(found: Collectives, stages: Sequence[Numbers]) -> dict[int, tuple[float, float]]:
@@ -249,7 +270,7 @@ def _between(at_s: Times, ahead_s: Times, back: Mask) -> tuple[float, float]:
         back: which messages it sent.
     """
     way = back.astype(np.int64)
-    slope, _ = _fitted(at_s, ahead_s, np.zeros_like(way), way)
+    slope = _slopes(at_s, ahead_s, np.zeros_like(way), way)
     for drift in (float(slope[0]), 0.0):
         left_s = ahead_s - drift * at_s
         there_s, back_s = left_s[~back], left_s[back]
@@ -263,8 +284,11 @@ def _between(at_s: Times, ahead_s: Times, back: Mask) -> tuple[float, float]:
     return 0.0, 0.0
 
 
-def _drift(at_s: Times, apart_s: Times) -> float:
-    """Return the slope of the line through some differences, where a clock drifts; else 0."""
+def _drift(at_s: Times, apart_s: Times, kinds: Numbers) -> float:
+    """Return the slope of the line through some differences, where a clock drifts; else 0.
+
+    Both halves say so, and so do messages of each kind.
+    """
     if len(at_s) < _FEWEST:
         return 0.0
     drift, offset_s = np.polyfit(at_s, apart_s, 1).tolist()
@@ -273,6 +297,8 @@ def _drift(at_s: Times, apart_s: Times) -> float:
     if abs(drift) < _LEAST or rises_s < _RISES * about_s:
         return 0.0
     half = at_s <= np.median(at_s)
-    slopes = [float(np.polyfit(at_s[part], apart_s[part], 1)[0]) for part in (half, ~half)]
+    each = [kinds == kind for kind in np.unique(kinds)]
+    parts = [half, ~half, *(mine for mine in each if mine.sum() >= _FEWEST)]
+    slopes = [float(np.polyfit(at_s[part], apart_s[part], 1)[0]) for part in parts]
     steady = all(0.5 <= slope / drift <= 2.0 for slope in slopes)
     return drift if steady else 0.0

@@ -425,6 +425,7 @@ class Rank:
         )
         own = self._pushed()
         free_s = np.where(before >= 0, np.append(ends_s, 0.0)[before], self._origin_s)
+        follows = np.zeros(len(begun_s), bool)
         for other in (self._following(),) if self._run.served else (own, self._following()):
             mine = np.flatnonzero(other >= 0)
             one = other[mine]
@@ -433,6 +434,7 @@ class Rank:
                 over_s = np.minimum(over_s, begun_s[mine])
             late = (over_s <= begun_s[mine]) & ((before[mine] < 0) | (over_s > free_s[mine]))
             before[mine[late]], free_s[mine[late]] = one[late], over_s[late]
+            follows[mine[late]] = (channel[one] != channel[mine])[late]
             np.minimum.at(ends_s, one[late], over_s[late])
         self._over_s = ends_s
         held = (before >= 0) & (begun_s - free_s <= np.maximum(self._channel_s, idle_s / 2))
@@ -447,7 +449,7 @@ class Rank:
         share = np.where(at >= 0, np.minimum((ready_s - start_s) / lasts_s, 1.0), 0.0)
         delay_s = np.where(at >= 0, np.maximum(ready_s - end_s, 0.0), ready_s - self._origin_s)
         handover_s = np.maximum(begun_s - np.maximum(ready_s, free_s), 0.0)
-        queued = held & ~known & (sent.lane == PUSH)
+        queued = held & ~known & ~follows & (sent.lane == PUSH)
         return Starts(ends_s, at, share, delay_s, before, handover_s, queued)
 
     def _held_ready_s(self, number: Numbers) -> Seconds:

@@ -20,9 +20,7 @@ FSDP = Training(replicas=4, sharded=True, transfer_ms=3.0)
 TENSOR = Training(replicas=2, parts=4)
 ACCUMULATED = Training(replicas=4, micro_batches=4, layers=2, buckets=2)
 PIPELINE = Training(replicas=1, stages=3, micro_batches=4, layers=2, buckets=1, layer_ms=4.0)
-PIPELINE_OF_TWO = Training(
-    replicas=4, stages=3, micro_batches=4, layers=2, buckets=1, layer_ms=4.0
-)
+PIPELINE_OF_TWO = Training(replicas=4, stages=3, micro_batches=4, layers=2, buckets=1, layer_ms=4.0)
 THREE_WAYS = Training(
     replicas=2, parts=2, stages=2, micro_batches=4, layers=2, buckets=1, layer_ms=4.0
 )
