@@ -21,10 +21,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -32,13 +30,12 @@ from typing import Any
 
 from contest.session import KEEP_MEMORY
 from contest.works import WORKS
+from emulated.commands import Commands, measured
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import Plan
 from syncopate.artifacts.workload import Workload
 from syncopate.costs.model.bound import wire_s
 from syncopate.lab import Lab, Topology
-from syncopate.lab.support import why_not
-from syncopate.output import write_output
 from syncopate.shown import markdown_table
 from syncopate.units import format_seconds, parse_rate
 
@@ -73,7 +70,7 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
-class Hosts:
+class Hosts(Commands):
     """The hosts of a lab, and what runs on them.
 
     Args:
@@ -83,40 +80,9 @@ class Hosts:
     """
 
     def __init__(self, lab: Lab, folder: Path, options: argparse.Namespace) -> None:
-        self._lab, self._folder, self._options = lab, folder, options
+        super().__init__(lab, KEEP_MEMORY | {"SYNCOPATE_CACHE": "off"})
+        self._folder, self._options = folder, options
         self._turns = 0
-        self.commands: list[str] = []
-
-    def run(self, *words: str, everywhere: bool) -> str:
-        """Run a command on every host, or here; return what it said.
-
-        Raises:
-            SystemExit: it failed.
-        """
-        self.commands.append(shlex.join(words))
-        print(f"$ {self.commands[-1]}", flush=True)
-        said: list[str] = []
-        environment = os.environ | KEEP_MEMORY | {"SYNCOPATE_CACHE": "off"}
-        if everywhere:
-            outcome = self._lab.run(
-                [sys.executable, *words],
-                environment=environment,
-                sink=lambda rank, _, line: said.append(f"rank {rank}: {line}"),
-            )
-            code = outcome.exit_code
-        else:
-            done = subprocess.run(
-                [sys.executable, *words],
-                check=False,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                env=environment,
-            )
-            said, code = done.stdout.splitlines(), done.returncode
-        if code:
-            raise SystemExit("\n".join([*said[-30:], f"ended with {code}"]))
-        return "\n".join(said)
 
     def train(self, *words: str) -> list[list[float]]:
         """Train on every host; return the seconds of each rank's counted steps."""
@@ -194,7 +160,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         return {
             "metadata": about | {"command": shlex.join(["python", *sys.argv])},
             "setting": setting,
-            "commands": hosts.commands[:4],
+            "commands": hosts.typed[:4],
             "plan": json.loads(plan.to_json()),
             "bound_s": hosts.bound_s(),
             "turns": found,
@@ -263,20 +229,7 @@ def main() -> int:
     if options.quick:
         options.model = "resnet20"
         options.hosts, options.rounds, options.steps, options.calibration = 2, 1, 4, 4.0
-    if options.no_run:
-        if options.json is None:
-            parser().error("--no-run needs --json")
-        print(table(json.loads(options.json.read_text())))
-        return 0
-    obstacle = why_not()
-    if obstacle:
-        print(f"skipped: {obstacle}")
-        return 0
-    kept = measure(options)
-    if options.json is not None:
-        write_output(options.json, json.dumps(kept, indent=1).encode())
-    print(table(kept))
-    return 0
+    return measured(parser(), options, measure, table)
 
 
 if __name__ == "__main__":

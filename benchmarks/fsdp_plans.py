@@ -17,16 +17,14 @@ import argparse
 import json
 import shlex
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from emulated.commands import Commands, measured
 from syncopate.artifacts.plan import Plan
 from syncopate.lab import Lab, Topology
-from syncopate.lab.support import why_not
-from syncopate.output import write_output
 from syncopate.shown import markdown_table
 from syncopate.units import format_seconds, parse_rate
 
@@ -50,29 +48,7 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
-def run(lab: Lab, *words: str, everywhere: bool = True) -> str:
-    """Run a command on every host, or here; return what it said.
-
-    Raises:
-        SystemExit: it failed.
-    """
-    print(f"$ {shlex.join(words)}", flush=True)
-    said: list[str] = []
-    if everywhere:
-        outcome = lab.run(
-            [sys.executable, *words], sink=lambda rank, _, line: said.append(f"rank {rank}: {line}")
-        )
-        code = outcome.exit_code
-    else:
-        command = [sys.executable, *words]
-        done = subprocess.run(command, check=False, capture_output=True, text=True)
-        said, code = [*done.stdout.splitlines(), *done.stderr.splitlines()], done.returncode
-    if code:
-        raise SystemExit("\n".join([*said[-30:], f"ended with {code}"]))
-    return "\n".join(said)
-
-
-def plans(lab: Lab, folder: Path, *, quick: bool) -> dict[str, Path]:
+def plans(hosts: Commands, folder: Path, *, quick: bool) -> dict[str, Path]:
     """Make the plans as a user does; return their files by what they are."""
     command, workload, cluster = ("-m", "syncopate"), folder / "w.json", folder / "c.json"
     build = f"{SCRIPT.stem}:build"
@@ -80,15 +56,15 @@ def plans(lab: Lab, folder: Path, *, quick: bool) -> dict[str, Path]:
     inside += "from syncopate.cli import main; sys.exit(main())"
     given: tuple[str, ...] = ("--optimizer", "AdamW", "-o", str(workload))
     short: tuple[str, ...] = ("--iterations", "1", "--warmup", "0") if quick else ()
-    run(lab, "-c", inside, "profile", build, *given, *short)
+    hosts.run("-c", inside, "profile", build, *given, *short)
     short = ("--budget", "4") if quick else ()
-    run(lab, *command, "calibrate", "-o", str(cluster), *short)
+    hosts.run(*command, "calibrate", "-o", str(cluster), *short)
     found = {}
     for policy, title in POLICIES.items():
         path = folder / f"plan{policy}.json"
         given = ("-w", str(workload), "-c", str(cluster), "--exchange", "fsdp", "-o", str(path))
         chosen = ("--policy", policy) if policy else ()
-        print(run(lab, *command, "plan", *given, *chosen, everywhere=False))
+        print(hosts.run(*command, "plan", *given, *chosen, everywhere=False))
         found[title] = path
     return found
 
@@ -102,12 +78,13 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     turns: dict[str, list[float]] = {}
     with Lab(topology) as lab, tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        made = plans(lab, folder, quick=options.quick)
+        hosts = Commands(lab)
+        made = plans(hosts, folder, quick=options.quick)
         steps = ("--warmup", "1", "--steps", "1") if options.quick else ()
         variants = {TORCH: ()} | {title: ("--plan", str(path)) for title, path in made.items()}
         for _ in range(options.rounds):
             for title, words in variants.items():
-                run(lab, str(SCRIPT), "--out", str(folder), *steps, *words)
+                hosts.run(str(SCRIPT), "--out", str(folder), *steps, *words)
                 files = [folder / f"rank{rank}.json" for rank in range(options.hosts)]
                 taken_s = [statistics.median(json.loads(file.read_text())) for file in files]
                 turns.setdefault(title, []).append(max(taken_s))
@@ -153,20 +130,7 @@ def main() -> int:
     options = parser().parse_args()
     if options.quick:
         options.hosts, options.rounds = 2, 1
-    if options.no_run:
-        if options.json is None:
-            parser().error("--no-run needs --json")
-        print(table(json.loads(options.json.read_text())))
-        return 0
-    obstacle = why_not()
-    if obstacle:
-        print(f"skipped: {obstacle}")
-        return 0
-    kept = measure(options)
-    if options.json is not None:
-        write_output(options.json, json.dumps(kept, indent=1).encode())
-    print(table(kept))
-    return 0
+    return measured(parser(), options, measure, table)
 
 
 if __name__ == "__main__":

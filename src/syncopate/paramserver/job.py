@@ -123,6 +123,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     def told(self, rules: Rules) -> Rules:
         """Return the rules that a worker declares, which a script gave as ``rules``."""
+        if not isinstance(rules, Rules):
+            rule = "syncopate.protocol.rules.Rules, such as Rules(mode='asgd')"
+            raise InvalidValueError("rules", rules, rule)
         loss = self.on_worker_loss or rules.on_worker_loss
         return msgspec.structs.replace(rules, on_worker_loss=loss)
 

@@ -50,3 +50,11 @@ def declared_otherwise(worker: int, ours: Rules, theirs: Rules) -> str:
         f"worker {worker} declared other tensors than another worker; names, element types, "
         "sizes and slice_bytes are the same on all"
     )
+
+
+def not_there_any_more(worker: int, name: str, step: int) -> str:
+    """Say that a worker goes on from a step of which the weights of the slice ``name`` are gone."""
+    return (
+        f"worker {worker} goes on from step {max(step, 0)}, and of {name!r} there only are newer "
+        "weights. Start everything again, with the same state or from a checkpoint"
+    )

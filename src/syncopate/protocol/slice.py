@@ -8,6 +8,7 @@ import msgspec
 
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
+from syncopate.protocol import reasons
 from syncopate.protocol.actions import Action, Peer
 from syncopate.protocol.gradients.clipping import StepNorm
 from syncopate.protocol.gradients.narrow import push_bytes
@@ -401,6 +402,9 @@ class SliceMachine:
             kind, asker = msg.Rows, worker
         elif isinstance(pull, msg.PullTable):
             kind, rows = msg.TableState, (pull.begin, pull.count)
+        if self._rules.keeps_before and max(pull.after, 0) < self.oldest:
+            # A server that died as it cut a bundle does not have the version before on its disk.
+            return act.Fail(reasons.not_there_any_more(worker, self.spec.name, pull.after))
         before = self._has_before and self._version == pull.after + 1
         weights = kind(self.spec.key, self._version - before, pull.request)
         return act.Answer(waiting.peer, weights, pull.priority, backup, asker, rows, before)

@@ -232,7 +232,7 @@ def told(
         fix = _PULLED_SELDOM.format(period=found.pull_period)
     node = "server" if cause.kind == SLOW_SERVER else "rank"
     words = {
-        "who": _who(cause.ranks, node),
+        "who": _ANY if cause.kind == PAUSE and not cause.ranks else _who(cause.ranks, node),
         "when": _when(cause.iterations),
         "detail": _detail(cause),
     }
@@ -433,6 +433,9 @@ def _remarks(found: Explanation) -> list[str]:
             "on another, for no recorded reason; no rank is blamed for them"
         )
     return said
+
+
+_ANY = "now one rank and now another"
 
 
 def _who(ranks: Sequence[int], node: str) -> str:

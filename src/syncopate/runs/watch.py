@@ -219,47 +219,49 @@ def line_of(found: Watched) -> bytes:
 
 def metrics_of(found: Watched) -> Iterator[Metric]:
     """Yield what a look at a run found, for Prometheus."""
-    for name, what in _OF_RANKS.items():
+    for name, (metric, what) in _OF_RANKS.items():
         samples = [
             Sample(value, {"run": found.name, "rank": str(one.rank)})
             for one in found.ranks
             if (value := getattr(one, name)) is not None
         ]
-        yield Metric(f"syncopate_run_{_unit_in_full(name)}", "gauge", what, samples)
-    for name, what in _OF_NODES.items():
+        yield Metric(f"syncopate_run_{metric}", "gauge", what, samples)
+    for name, (metric, what) in _OF_NODES.items():
         samples = [
             Sample(getattr(one, name), {"run": found.name, "node": one.node}) for one in found.nodes
         ]
-        yield Metric(f"syncopate_run_node_{_unit_in_full(name)}", "gauge", what, samples)
+        yield Metric(f"syncopate_run_node_{metric}", "gauge", what, samples)
     what = "For how long no iteration came, where that is long; 0: the run goes on."
     quiet = Sample(found.quiet_s or 0.0, {"run": found.name})
     yield Metric("syncopate_run_quiet_seconds", "gauge", what, [quiet])
 
 
 _OF_RANKS = {
-    "iteration": "The last iteration of a rank.",
-    "step_s": "From one iteration to the next, in the median of those that are looked at.",
-    "waiting_s": "Exposed waiting for other ranks in an iteration, in their mean.",
-    "exposed_s": "All exposed communication in an iteration, in their mean.",
-    "nbytes": "Bytes pushed and pulled in an iteration, in their mean.",
-    "bus_bytes_per_s": "Bus bandwidth while messages were under way.",
+    "iteration": ("iteration", "The last iteration of a rank."),
+    "step_s": (
+        "step_seconds",
+        "From one iteration to the next, in the median of those that are looked at.",
+    ),
+    "waiting_s": (
+        "waiting_seconds",
+        "Exposed waiting for other ranks in an iteration, in their mean.",
+    ),
+    "exposed_s": (
+        "exposed_seconds",
+        "All exposed communication in an iteration, in their mean.",
+    ),
+    "nbytes": ("communicated_bytes", "Bytes pushed and pulled in an iteration, in their mean."),
+    "bus_bytes_per_s": ("bus_bytes_per_second", "Bus bandwidth while messages were under way."),
 }
-"""Attributes of :class:`RankFigures` that are metrics."""
+"""Attributes of :class:`RankFigures`, and what Prometheus calls them."""
 
 _OF_NODES = {
-    "pushes_per_s": "Pushes a second that a node of a parameter server sent or received.",
-    "pulls_per_s": "Pulls a second, likewise.",
-    "bytes_per_s": "Bytes a second, likewise.",
-    "updating_share": "Part of the time in which a server computes updates.",
+    "pushes_per_s": (
+        "pushes_per_second",
+        "Pushes a second that a node of a parameter server sent or received.",
+    ),
+    "pulls_per_s": ("pulls_per_second", "Pulls a second, likewise."),
+    "bytes_per_s": ("bytes_per_second", "Bytes a second, likewise."),
+    "updating_share": ("updating_share", "Part of the time in which a server computes updates."),
 }
-"""Attributes of :class:`NodeFigures` that are metrics."""
-
-
-def _unit_in_full(name: str) -> str:
-    """Return an attribute's name with its unit as Prometheus writes units."""
-    name = {"nbytes": "communicated_bytes"}.get(name, name)
-    return (
-        name[:-2] + "_seconds"
-        if name.endswith("_s") and "_per_s" not in name
-        else (name.replace("_per_s", "_per_second"))
-    )
+"""Attributes of :class:`NodeFigures`, likewise."""

@@ -10,15 +10,20 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
+from syncopate.paramserver.driver import Handle
 from syncopate.paramserver.job import Job
 from syncopate.paramserver.launch import free_port
 from syncopate.paramserver.scheduler import Scheduler
+from syncopate.paramserver.worker import KVStore
 from syncopate.protocol.limits import Limits
 from syncopate.protocol.rules import Rules
+from syncopate.protocol.table import Normal, Table
 from tests.multiprocess.paramserver.servers import QUICK, Child, serve, work
 
 LIMITS = msgspec.structs.replace(QUICK, slice_bytes=512)
 """Limits with which tensors of a test are several slices."""
+
+TABLE = Table(rows=500, width=4, initial=Normal(std=0.1, seed=3))
 
 
 def _schedule(job: Job, state: Path, limits: Limits) -> None:
@@ -85,6 +90,29 @@ def gradients(model: nn.Module, step: int, rank: int) -> dict[str, Tensor | None
     model.zero_grad()
     model(torch.randn(8, 24, generator=own)).square().sum().backward()
     return {name: p.grad for name, p in model.named_parameters()}
+
+
+def train_rows(
+    store: KVStore, step: int, bias: Tensor, pushed: Callable[[Handle], None] = lambda _: None
+) -> None:
+    """Take a step of :data:`TABLE` and a tensor beside it.
+
+    Args:
+        store: to which both were given.
+        step: which.
+        bias: the tensor.
+        pushed: is called when the table's push is under way, and the tensor's is not yet.
+    """
+    own = torch.Generator().manual_seed(2 * step + store.rank)
+    ids = torch.randint(TABLE.rows, (20,), generator=own)
+    rows = store.pull_rows("user", ids)
+    rows.wait()
+    handle = store.push_rows("user", ids, rows.out * 0.5 + bias[0])
+    pushed(handle)
+    also = store.push("bias", torch.full_like(bias, float(step + store.rank)))
+    store.pull("bias", bias).wait()
+    handle.wait()
+    also.wait()
 
 
 def require_alike(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:

@@ -9,8 +9,13 @@ import torch
 from torch import nn
 
 from syncopate.protocol.rules import SGD, Adagrad, Adam, Rules
-from syncopate.protocol.table import Normal, Table
-from tests.multiprocess.paramserver.killable import Killable, gradients, require_alike
+from tests.multiprocess.paramserver.killable import (
+    TABLE,
+    Killable,
+    gradients,
+    require_alike,
+    train_rows,
+)
 from tests.multiprocess.paramserver.servers import wait_for
 
 STEPS = 12
@@ -111,23 +116,12 @@ def test_servers_that_live_go_on_from_their_disks_when_the_others_come_back(tmp_
             require_alike(weights, undisturbed)
 
 
-TABLE = Table(rows=500, width=4, initial=Normal(std=0.1, seed=3))
-
-
 def _train_rows(store, folder):
     bias = torch.zeros(5)
     store.init_rows("user", TABLE, Adagrad(lr=0.1))
     store.init({"bias": bias})
     for step in range(store.step, STEPS):
-        own = torch.Generator().manual_seed(2 * step + store.rank)
-        ids = torch.randint(500, (20,), generator=own)
-        rows = store.pull_rows("user", ids)
-        rows.wait()
-        pushed = store.push_rows("user", ids, rows.out * 0.5 + bias[0])
-        also = store.push("bias", torch.full((5,), float(step + store.rank)))
-        store.pull("bias", bias).wait()
-        pushed.wait()
-        also.wait()
+        train_rows(store, step, bias)
         _took_step(store, folder)
     return store.table_state("user") | {"bias": bias}
 

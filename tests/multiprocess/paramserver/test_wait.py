@@ -12,13 +12,18 @@ import torch
 from torch import nn
 
 from syncopate.protocol.rules import SGD, Adagrad, Adam, Rules
-from syncopate.protocol.table import Normal, Table
-from tests.multiprocess.paramserver.killable import LIMITS, Killable, gradients, require_alike
+from tests.multiprocess.paramserver.killable import (
+    LIMITS,
+    TABLE,
+    Killable,
+    gradients,
+    require_alike,
+    train_rows,
+)
 from tests.multiprocess.paramserver.servers import LocalServers, wait_for
 
 STEPS = 12
 WAIT = Rules(mode="ssgd", optimizer=Adam(lr=0.05), on_worker_loss="wait")
-TABLE = Table(rows=500, width=4, initial=Normal(std=0.1, seed=3))
 
 
 def dies_once(folder, rank, step):
@@ -123,25 +128,20 @@ def test_a_worker_and_others_die_at_once_where_all_keep_state(tmp_path, undistur
         require_alike(weights, undisturbed)
 
 
-def train_rows(store, folder):
+def train_table(store, folder):
     """Train a table and a tensor; where this worker dies it has pushed the table."""
     bias = torch.zeros(5)
     store.init_rows("user", TABLE, Adagrad(lr=0.1))
     store.init({"bias": bias})
     for step in range(store.step, STEPS):
-        own = torch.Generator().manual_seed(2 * step + store.rank)
-        ids = torch.randint(500, (20,), generator=own)
-        rows = store.pull_rows("user", ids)
-        rows.wait()
-        pushed = store.push_rows("user", ids, rows.out * 0.5 + bias[0])
-        if (folder / f"dies-{store.rank}-{step}").exists():
-            pushed.wait()
-            time.sleep(0.5)  # the other one's push is there by now, so servers have updated
-            dies_once(folder, store.rank, step)
-        also = store.push("bias", torch.full((5,), float(step + store.rank)))
-        store.pull("bias", bias).wait()
-        pushed.wait()
-        also.wait()
+
+        def may_die(pushed, step=step):
+            if (folder / f"dies-{store.rank}-{step}").exists():
+                pushed.wait()
+                time.sleep(0.5)  # the other one's push is there by now, so servers have updated
+                dies_once(folder, store.rank, step)
+
+        train_rows(store, step, bias, may_die)
     return store.table_state("user") | {"bias": bias}
 
 
@@ -155,7 +155,7 @@ def test_tables_are_what_they_were_before_the_step(tmp_path, state):
         for rank in dies:
             (folder / f"dies-{rank}-{5 + rank}").touch()
         with Killable(folder) as job:
-            job.work(rules, train_rows, folder)
+            job.work(rules, train_table, folder)
             for rank in reversed(dies):
                 wait_for(died(folder, rank, 5 + rank))
                 servers = ["server 0", "server 1"] if state else []

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from syncopate.errors import SyncopateError
+from syncopate.errors import InvalidValueError, SyncopateError
 from syncopate.paramserver.job import Job, job_from, own_host
 from syncopate.protocol.membership.launch import Launch
 from syncopate.protocol.rules import Rules
@@ -104,3 +104,8 @@ def test_addresses_elsewhere_need_no_key_when_the_user_says_so():
 
 def test_a_process_on_the_schedulers_machine_has_its_address():
     assert own_host(Job()) == "127.0.0.1"
+
+
+def test_rules_that_are_none_are_refused_in_a_sentence():
+    with pytest.raises(InvalidValueError, match=r"rules is 'ssgd'; it must be .*Rules\(mode="):
+        Job().told("ssgd")  # type: ignore[arg-type]

@@ -15,6 +15,10 @@ from syncopate.protocol.worker import WorkerMachine
 from tests.unit.protocol.network import Log, Server, World
 
 
+class EndedError(Exception):
+    """The job has ended with a sentence: the step that a worker goes on from is gone."""
+
+
 class MortalWorld(World):
     """A world in which workers die.
 
@@ -106,7 +110,8 @@ class MortalWorld(World):
             return
         del self.dead[rank]
         step = min(each.step for each in answers.values() if each.step is not None)
-        assert max(each.oldest for each in answers.values()) <= max(step, 0)
+        if max(each.oldest for each in answers.values()) > max(step, 0):
+            raise EndedError
         step = NOTHING if step <= 0 else step
         roster = self.roster(rank)
         roster = replace(roster, incarnation=Incarnation(step=step))
@@ -145,6 +150,8 @@ class MortalWorld(World):
                 for worker, answers in self.dead.items():
                     if message.worker == self.taken(worker).worker:
                         answers[rank] = message
+            elif isinstance(action, act.Fail) and "there only are newer weights" in action.reason:
+                raise EndedError
             elif isinstance(action, act.Unstage):
                 assert action.key >= TABLES
                 server.staged.pop((action.key, action.worker, action.sequence), None)

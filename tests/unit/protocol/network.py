@@ -80,6 +80,7 @@ class Server:
         self.seat = seat
         self.limits = limits
         self.disk: dict[int, tuple[Position, Log]] = {}
+        self.both: set[int] = set()
         self.declared: tuple[str, Rules | None, tuple] = ("", None, ())
         self.tables: tuple[TableSlice, ...] = ()
         self.boots = 0
@@ -93,7 +94,10 @@ class Server:
         kept = None
         if self.declared[1] is not None or self.tables:
             positions = {key: position for key, (position, _) in self.disk.items()}
-            kept = Kept(*self.declared, positions, self.tables)
+            rules = [self.declared[1], *(table.rules for table in self.tables)]
+            keeps = any(each is not None and each.keeps_before for each in rules)
+            before = self.both.intersection(positions) if keeps else ()
+            kept = Kept(*self.declared, positions, self.tables, frozenset(before))
         self.machine = ServerMachine(seat, self.limits, kept)
         self.weights = {key: log for key, (_, log) in self.disk.items()}
         self.staged: dict[tuple[int, int, int], object] = {}
@@ -117,7 +121,16 @@ class Server:
             self.split.update(keys)
 
     def wrote(self, written: dict[int, tuple[Position, Log]]) -> None:
-        """Note what is on disk; of a bundle that was cut nothing counts any more."""
+        """Note what is on disk; of a bundle that was cut nothing counts any more.
+
+        A slice has the version before there, too, once it was written at both.
+        """
+        for key, (position, _) in written.items():
+            old = self.disk[key][0].version if key in self.disk else None
+            if old != position.version:
+                self.both.discard(key)
+            if old == position.version - 1:
+                self.both.add(key)
         self.disk |= written
         partition = Partition(bundles_of(self.declared[2]), self.disk)
         for key in list(self.disk):

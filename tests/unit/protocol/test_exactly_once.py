@@ -51,6 +51,16 @@ def run(rules, trouble, seed, together=None, **given):
     return world, logs
 
 
+def require_one_of_each(world, logs, sizes):
+    """Require that every update has one push of each worker, and every pull the updates before."""
+    versions = tuple(
+        tuple((worker, version) for worker in range(sizes["workers"]))
+        for version in range(1, sizes["rounds"] + 1)
+    )
+    assert all(log == versions for log in logs.values())
+    assert all(log == versions[:done] for _, _, done, log in world.pulled)
+
+
 @settings(max_examples=150)
 @given(
     trouble=TROUBLE,
@@ -59,13 +69,7 @@ def run(rules, trouble, seed, together=None, **given):
     together=TOGETHER,
 )
 def test_synchronous_updates_are_those_of_one_process(trouble, seed, sizes, together):
-    workers, rounds = sizes["workers"], sizes["rounds"]
-    world, logs = run(Rules(), trouble, seed, together, **sizes)
-    versions = tuple(
-        tuple((worker, version) for worker in range(workers)) for version in range(1, rounds + 1)
-    )
-    assert all(log == versions for log in logs.values())
-    assert all(log == versions[:done] for _, _, done, log in world.pulled)
+    require_one_of_each(*run(Rules(), trouble, seed, together, **sizes), sizes)
 
 
 @settings(max_examples=150)

@@ -27,6 +27,7 @@ from syncopate.analysis.evidence.noise import spread_s
 from syncopate.analysis.evidence.pipeline import point_to_point
 from syncopate.analysis.sweep import groups, runs
 from syncopate.artifacts.timeline import Timeline
+from syncopate.artifacts.timelines.linked import linked
 from syncopate.artifacts.timelines.spans import Mask, Numbers, Spans, Times, coded
 
 _FEWEST = 8
@@ -97,21 +98,9 @@ def _apart(found: Collectives) -> list[Numbers]:
     ranks = np.unique(found.spans.rank).astype(np.int64)
     if (found.sizes[_whole(found)] == len(ranks)).any():
         return [ranks]
-    place = np.searchsorted(ranks, found.spans.rank[found.rows])
     whole = _whole(found)[found.of]
-    of = np.unique(found.of[whole], return_inverse=True)[1]
-    pairs = np.unique(np.stack([place[whole], of]), axis=1)
-    count = int(of.max(initial=-1)) + 1
-    least: Numbers = np.arange(len(ranks), dtype=np.int64)
-    while count:
-        linked = np.full(count, len(ranks))
-        np.minimum.at(linked, pairs[1], least[pairs[0]])
-        fresh = least.copy()
-        np.minimum.at(fresh, pairs[0], linked[pairs[1]])
-        if (fresh == least).all():
-            break
-        least = fresh
-    return [ranks[least == one] for one in np.unique(least)]
+    place = np.searchsorted(ranks, found.spans.rank[found.rows])
+    return [ranks[part] for part in linked(place[whole], found.of[whole], len(ranks))]
 
 
 def _lines(found: Collectives, stages: Sequence[Numbers]) -> dict[int, tuple[float, float]]:

@@ -15,6 +15,7 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
+from syncopate.artifacts.timelines.linked import linked
 from syncopate.artifacts.timelines.spans import Numbers, Times
 from syncopate.tracing.foreign.ranktrace import RankTrace
 from syncopate.tracing.merge import ClockOffset
@@ -42,12 +43,12 @@ def told(traces: Sequence[RankTrace]) -> list[ClockOffset] | None:
     _, first, sizes = np.unique(of, return_index=True, return_counts=True)
     count = np.bincount(rank, minlength=len(traces))
     ahead_s, apart_s = np.zeros(len(traces)), end_s
-    linked = _linked(of, rank, len(traces))
+    parts = linked(rank, of, len(traces))
     for _ in range(_TURNS):
         over_s = np.repeat(np.add.reduceat(end_s - ahead_s[rank], first) / sizes, sizes)
         apart_s = end_s - over_s
         ahead_s = np.bincount(rank, apart_s, len(traces)) / count
-        for ranks in linked:
+        for ranks in parts:
             ahead_s[ranks] -= np.median(ahead_s[ranks])
     took_s = np.repeat(np.minimum.reduceat(end_s - start_s, first), sizes)
     usual_s = {one: float(np.median(took_s[kind == one])) for one in np.unique(kind).tolist()}
@@ -61,7 +62,7 @@ def told(traces: Sequence[RankTrace]) -> list[ClockOffset] | None:
         return None
     first_s = offsets[0][0]
     return [
-        ClockOffset(seconds - first_s, max(off_s, 1e-9) if which in linked[0] else math.inf)
+        ClockOffset(seconds - first_s, max(off_s, 1e-9) if which in parts[0] else math.inf)
         for which, (seconds, off_s) in enumerate(offsets)
     ]
 
@@ -86,20 +87,6 @@ def _ends(traces: Sequence[RankTrace]) -> tuple[Numbers, Numbers, Numbers, Times
     every: Numbers = np.array([row for own in shared for row in own], np.int64)
     times_s: Times = (every[:, 2:] - origin_ns).astype(np.float64) * 1e-9
     return of, every[:, 0], every[:, 1], times_s[:, 0], times_s[:, 1]
-
-
-def _linked(of: Numbers, rank: Numbers, count: int) -> list[list[int]]:
-    """Return the ranks that are linked by messages that they share, those of the first first."""
-    shared = {frozenset(mine.tolist()) for mine in np.split(rank, np.flatnonzero(np.diff(of)) + 1)}
-    left, found = set(range(count)), []
-    while left:
-        reached, more = {min(left)}, True
-        while more:
-            joined = reached.union(*(ranks for ranks in shared if ranks & reached))
-            more, reached = len(joined) > len(reached), joined
-        found.append(sorted(reached))
-        left -= reached
-    return found
 
 
 def _offset(

@@ -21,7 +21,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from syncopate.artifacts.timeline import Group
-from syncopate.artifacts.timelines.spans import Mask, Times
+from syncopate.artifacts.timelines.linked import linked
+from syncopate.artifacts.timelines.spans import Mask, Numbers, Times
 from syncopate.tracing.foreign.chrome.device import ranks_of
 from syncopate.tracing.foreign.iterations import iteration_of
 from syncopate.tracing.foreign.profiler import keyed
@@ -209,14 +210,7 @@ def _alike(vary_ns: Times) -> Iterator[Mask]:
         yield vary_ns <= every[at]
 
 
-def _joined(together: Mask) -> list[list[int]]:
+def _joined(together: Mask) -> list[Numbers]:
     """Return the places that go together, directly or by others."""
-    left, found = set(range(len(together))), []
-    while left:
-        group, new = set[int](), {min(left)}
-        while new:
-            group |= new
-            new = {int(at) for one in new for at in np.flatnonzero(together[one])} - group
-        found.append(sorted(group))
-        left -= group
-    return found
+    one, other = np.nonzero(together | np.eye(len(together), dtype=bool))
+    return linked(one, other, len(together))
