@@ -9,9 +9,13 @@ from syncopate.artifacts.artifact import Artifact, Record
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import Plan
 from syncopate.artifacts.workload import Workload
+from syncopate.validation.grid import COMPUTING
 
 PORT = 9097
 """Of the scheduler of parameter servers."""
+
+SHORTER = 4
+"""A step of the computing work takes a fraction of one of the replayed work: so much."""
 
 
 class Effort(Record, frozen=True, kw_only=True):
@@ -20,8 +24,8 @@ class Effort(Record, frozen=True, kw_only=True):
     Attributes:
         calibration_s: seconds of calibration, once for each number of hosts.
         turns: of each training; each gives a sample.
-        steps: of a turn.
-        warmup: steps before the first turn.
+        steps: of a turn of replayed work, and before the first turn. Computing work takes
+            ``SHORTER`` times as many.
         recorded: iterations that are recorded behind the turns, up to the begin of one more.
         limit_s: after so long a rank gives up.
     """
@@ -29,12 +33,15 @@ class Effort(Record, frozen=True, kw_only=True):
     calibration_s: float = 20.0
     turns: int = 5
     steps: int = 4
-    warmup: int = 4
     recorded: int = 4
     limit_s: float = 300.0
 
+    def steps_of(self, work: str) -> int:
+        """Return the steps of a turn of some work."""
+        return self.steps * (SHORTER if work == COMPUTING else 1)
 
-QUICK = Effort(calibration_s=5.0, turns=2, steps=4, warmup=4)
+
+QUICK = Effort(calibration_s=5.0, turns=2)
 """To see that everything works; not to say how good predictions are."""
 
 

@@ -149,11 +149,16 @@ def _all(points: Sequence[Point]) -> str:
 def _alone(points: Sequence[Point]) -> str:
     """Return how far the predictions are off without the processors' bound, and where it counts."""
     bare = [structs.replace(point, processors_s=None) for point in points]
-    bound = sum(point.expected_s > point.prediction.iteration_s for point in points)
-    rows = (
-        _row(f"with the processors' bound, which counts in {bound}", errors_of(points)),
-        _row("predictions alone", errors_of(bare)),
+    kinds: dict[bool, list[Point]] = {False: [], True: []}
+    for point in points:
+        kinds[point.expected_s > point.prediction.iteration_s].append(point)
+    named = (
+        ("with the processors' bound", points),
+        ("predictions alone", bare),
+        ("where links decide", kinds[False]),
+        ("where the shared processors decide", kinds[True]),
     )
+    rows = (_row(name, errors_of(chosen)) for name, chosen in named if chosen)
     return markdown_table(("", "points", "median", "90th percentile", "worst"), rows)
 
 

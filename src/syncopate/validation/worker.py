@@ -92,8 +92,7 @@ def _measure(job: Job) -> Told:
 def _train(job: Job) -> Told:
     work = _made(job.work, job.workload)
     with _distributed(job, work) as (model, optimizer):
-        for _ in range(job.effort.warmup):
-            work.step(model, optimizer)
+        _turn(job, work, model, optimizer)
         samples_s = tuple(_turn(job, work, model, optimizer) for _ in range(job.effort.turns))
         dist.barrier()
         with trace(job.traces):
@@ -105,11 +104,12 @@ def _train(job: Job) -> Told:
 
 def _turn(job: Job, work: _Work, model: nn.Module, optimizer: torch.optim.Optimizer) -> float:
     """Train some steps together; return the seconds of one."""
+    steps = job.effort.steps_of(job.work)
     dist.barrier()
     start_s = time.perf_counter()
-    for _ in range(job.effort.steps):
+    for _ in range(steps):
         work.step(model, optimizer)
-    return (time.perf_counter() - start_s) / job.effort.steps
+    return (time.perf_counter() - start_s) / steps
 
 
 @contextmanager

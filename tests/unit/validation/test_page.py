@@ -67,8 +67,10 @@ def test_where_hosts_share_processors_these_are_a_bound():
     text = page(Validation(points=(bound,)))
     assert "| training | predicted | links no limit | measured |" in text
     assert "| 1.00 s | 1.20 s | 1.25 s | -4.0% |" in text
-    assert "| with the processors' bound, which counts in 1 | 1 | 4.0% |" in text
+    assert "| with the processors' bound | 1 | 4.0% |" in text
     assert "| predictions alone | 1 | 20.0% |" in text
+    assert "| where the shared processors decide | 1 | 4.0% |" in text
+    assert "where links decide" not in text
 
 
 def test_turns_say_how_near_a_prediction_can_be():
