@@ -33,6 +33,7 @@ _RANKS = "tests/multiprocess"
 _AS_SAID = "test_the_engine_does_what_algorithms_1_and_2_say"
 _LIKE_DDP = "test_every_policy_and_algorithm_trains_like_ddp"
 _LABELLED = "tests/unit/analysis/labelled/test_labelled.py"
+_ANOTHER = "test_another_process_goes_on_in_the_middle_of_the_step_with_the_same_bits"
 _SERVED = f"{_RANKS}/exchange/serving/test_served.py"
 
 FULL = {
@@ -148,8 +149,6 @@ FULL = {
     f"{_RANKS}/delay/test_delay.py::test_pulls_that_go_behind": "every corner of a delay",
     f"{_RANKS}/collectives/test_results.py::test_part_of_the_job": "parts of a job",
     f"{_RANKS}/collectives/test_rooted.py::test_refusals": "every refusal",
-    f"{_RANKS}/collectives/test_life.py::test_barrier_objects": "a job without Gloo",
-    f"{_RANKS}/collectives/test_without_mesh.py::test_a_dead_rank": "faults",
     f"{_RANKS}/benchmarking/test_bench.py::test_the_command": "every table of the bench",
     f"{_SERVED}::test_a_training_goes_on": "jobs that are started again",
     f"{_SERVED}::test_what_servers_cannot_do": "every refusal",
@@ -163,7 +162,6 @@ FULL = {
         f"{_LABELLED}::test_drawn_trainings[{begin}": "drawn trainings"
         for begin in range(28, 252, 56)
     },
-    "tests/unit/calibration/racks/test_racks.py::TestSearch::test_any_ratio": "drawn cases",
     "tests/unit/costs/test_beyond_samples.py::test_no_plan": "drawn cases",
     "tests/unit/planning/whatif/test_study.py": "every answer of a sweep",
     "tests/unit/validation/test_session.py": "every end of a grid",
@@ -175,10 +173,6 @@ FULL = {
     f"{_RANKS}/c10d/test_training.py::test_powersgd_of_several_buckets_keeps_the_ranks_alike[3": (
         "many ranks"
     ),
-    f"{_RANKS}/c10d/test_training.py::test_programs_train_as_over_gloo[ddp-args1": "every hook",
-    f"{_RANKS}/c10d/test_training.py::test_programs_train_as_over_gloo[ddp-args2": "every hook",
-    f"{_RANKS}/c10d/test_training.py::test_programs_train_as_over_gloo[fsdp2": "every way",
-    f"{_RANKS}/c10d/test_training.py::test_programs_train_as_over_gloo[zero": "every way",
     f"{_RANKS}/c10d/test_units.py::test_what_is_kept_is_gathered_once": "every way",
     f"{_RANKS}/c10d/test_units.py::test_a_recording_leads_to_a_plan": "every way",
     f"{_RANKS}/benchmarking/test_bench.py::test_every_collective": "every algorithm",
@@ -229,7 +223,6 @@ FULL = {
     f"{_RANKS}/paramserver/test_status.py::test_a_server_publishes": "every node's metrics",
     f"{_RANKS}/paramserver/test_status.py::test_every_node": "every node's metrics",
     "tests/unit/test_pictures.py::test_terminals": "every picture",
-    f"{_RANKS}/collectives/test_life.py::test_a_start_that_fails": "faults",
     "tests/unit/protocol/gradients/test_clipping.py::test_workers_may": "networks of every kind",
     **{
         f"{_RANKS}/c10d/test_units.py::test_{name}": "every way"
@@ -287,6 +280,38 @@ FULL = {
     f"{_RANKS}/engine/test_published.py::test_the_environment": "every way",
     f"{_RANKS}/tracing/test_capture.py::test_an_average": "every exchange",
     "tests/unit/benchmarks/test_replay_lab.py": "every benchmark",
+    **{
+        f"{_RANKS}/paramserver/test_wait.py::test_{name}": "faults"
+        for name in (
+            *("workers_die", "a_worker_and_others", "tables_are", "asynchronous_pushes"),
+            *("a_second_process", "a_job_ends", "a_worker_that_raises"),
+        )
+    },
+    **{
+        f"{_RANKS}/paramserver/test_wait.py::{_ANOTHER}[{where}": "faults"
+        for where in ("0", "1-11", "1-joined")
+    },
+    f"{_RANKS}/exchange/serving/test_waiting.py": "faults",
+    f"{_RANKS}/paramserver/test_again.py::test_asynchronous": "jobs that are started again",
+    f"{_RANKS}/paramserver/test_many.py::test_a_server_killed": "faults",
+    "tests/unit/protocol/test_places_taken.py::test_a_synchronous": "networks of every kind",
+    "tests/unit/protocol/test_exactly_once.py::test_synchronous": "networks of every kind",
+    "tests/unit/cli/test_refusals.py": "every refusal",
+    "tests/conformance/test_price.py::test_any_price": "drawn cases",
+    "tests/conformance/test_programs.py::test_any_": "drawn cases",
+    "tests/conformance/test_proof.py::test_proved_for_any": "drawn cases",
+    "tests/unit/calibration/racks/test_racks.py::TestSearch": "networks of every kind",
+    f"{_RANKS}/collectives/test_rooted.py::test_every_root_and_dtype[3": "many ranks",
+    f"{_RANKS}/collectives/test_results.py::test_right_and_bit_identical[4": "many ranks",
+    f"{_RANKS}/collectives/test_without_mesh.py": "a network that is cut",
+    f"{_RANKS}/collectives/test_life.py": "every end of a communicator",
+    f"{_RANKS}/delay/test_delay.py::test_weights_are_pulled": "every corner of a delay",
+    f"{_RANKS}/c10d/test_training.py::test_programs_train_as_over_gloo": "every way",
+    f"{_RANKS}/programs/test_beside_ddp.py::test_a_program_trains_as_under_ddp[hooks_on": (
+        "hundreds of programs beside DDP"
+    ),
+    f"{_LABELLED}::test_otherwise": "drawn trainings",
+    "tests/test_install.py": "installs",
 }
 """What a newcomer's run leaves out, by the beginnings of their names, and what is there.
 
