@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from syncopate.analysis.causes.explanation import Explanation, explanation
-from syncopate.artifacts.timeline import Timeline
+from syncopate.artifacts.timeline import HOSTS, Timeline
 from syncopate.reports.explanation import explanation_json, verdict
 from tests.unit.analysis.troubled import (
     MS,
@@ -232,3 +232,26 @@ def test_idle_time_that_no_cause_explains_is_not_explained():
     assert found.causes == ()
     assert found.left_s == pytest.approx(20 * MS)
     assert "22% of an iteration is idle" in found.abstains[0]
+
+
+@pytest.mark.parametrize(
+    ("fault", "blames"),
+    [
+        (slow_backward(1, by_ms=2.5), set()),
+        (slow_backward(1, by_ms=6.0), {("compute", 1)}),
+        (slow_forward(1, by_ms=2.5), {("compute", 1)}),
+    ],
+    ids=["a little in backward", "more in backward", "a little in forward"],
+)
+def test_messages_beside_backward_may_be_why_it_takes_a_little_longer(fault, blames):
+    """They take processor time, and seldom as much on each rank; forward has none beside it."""
+    assert blamed(explanation(trained([fault], ranks=2))) == blames
+
+
+def test_messages_that_slow_processors_handle_late_are_a_part_of_what_these_cost():
+    """Of two hosts a link is blamed on neither; a rank that is slow in all it does is slow in this, too."""
+    options = {"ranks": 2, "iterations": 24}
+    faults = [slow_forward(1), slow_backward(1), slow_link(1)]
+    found = explanation(replace(trained(faults, **options), metadata={HOSTS: "2"}))
+    assert blamed(found) == {("compute", 1)}
+    assert found.causes[0].gain_s == pytest.approx(cost_s(faults, **options), rel=0.15)

@@ -17,6 +17,7 @@ from functools import cached_property, partial
 import numpy as np
 
 from syncopate.analysis.causes.beside import Beside, with_same_data
+from syncopate.analysis.causes.late_messages import LateMessages
 from syncopate.analysis.causes.leads import Leads, covered
 from syncopate.analysis.causes.pace import paces
 from syncopate.analysis.causes.shapes import Shapes
@@ -24,15 +25,12 @@ from syncopate.analysis.causes.stages import Stages
 from syncopate.analysis.causes.unusual import UNUSUAL, in_common, unusual, usual
 from syncopate.analysis.evidence.links import SlowLinks
 from syncopate.analysis.evidence.noise import outstanding
-from syncopate.analysis.evidence.pipeline import RECV, SEND
 from syncopate.analysis.evidence.servers import Servers
-from syncopate.analysis.ranks.arrivals import of_others
 from syncopate.analysis.replay import Changed, Durations, Replay
 from syncopate.analysis.replay.rank import PUSH
 from syncopate.analysis.replay.shares import Shares
-from syncopate.analysis.sweep import groups
 from syncopate.analysis.work import INPUT, SEVERAL
-from syncopate.artifacts.timeline import HOSTS, PAUSES
+from syncopate.artifacts.timeline import PAUSES
 from syncopate.artifacts.timelines.spans import LANES, Mask, Numbers, Times
 
 WORTH = 0.02
@@ -40,9 +38,6 @@ WORTH = 0.02
 
 _STRETCHED = 1.5
 """A transfer that is unusual also takes so many times as long as usual."""
-
-_LATER, _MOSTLY = 1.1, 0.75
-"""A link is slow where more than this part of its transfers takes this many times the others'."""
 
 _TOGETHER, _VARIED, _EVERYWHERE = 0.5, 0.02, 0.5
 """Batches differ where half of the ranks vary by this part, and forward and backward of the median
@@ -77,7 +72,7 @@ class Counterfactuals:
         pausing: the ranks whose unusual iterations are their own; None: they are anywhere.
         slower: place of a rank -> the parts in which it computes longer than the others.
         starved: the places of ranks that wait longer for input than the others.
-        linked: the ranks that usually have their messages later than the other ranks.
+        messages: which ranks have their messages later than the others.
     """
 
     def __init__(self, replay: Replay, slow: SlowLinks, servers: Servers) -> None:
@@ -107,8 +102,7 @@ class Counterfactuals:
                 self._leads_s -= after_s
         self._lead_at = np.where(leads.crosses, self._at[leads.next], self._at)
         self._lead_part = np.where(leads.crosses, _INPUT, self._lane)
-        sent, none = dict(groups(replay.parts.rank)), np.zeros(0, np.int64)
-        self._sent = {rank: sent.get(rank, none) for rank in self.ranks}
+        self.messages = LateMessages(replay, self.ranks)
         self._parts_s = self._summed()
         self._find()
 
@@ -156,8 +150,6 @@ class Counterfactuals:
         )
         self._even_pace = self._found_even_pace()
         self.starved = self._found_starved()
-        self._others_s = self._of_others()
-        self.linked = self._found_linked()
         self._shares = Shares(self._replay, self.ranks)
         self._shapes = Shapes(self._rank, self._at, self._lane, self._tasks_s)
 
@@ -389,10 +381,12 @@ class Counterfactuals:
             changed.parts_s[at, :, part] = np.minimum(changed.parts_s[at, :, part], most_s)
             self._start_like(changed, mine[lane == part], others)
             changed.shaped[at, part] = others
+        if {_FORWARD, _BACKWARD} <= set(self.slower.get(at, ())):
+            self.messages.handled_like_others(changed, rank)
 
     def _driven(self, rank: int) -> Numbers:
         """Return the parts of messages of a rank that follow its computation."""
-        mine = self._sent[rank]
+        mine = self.messages.of[rank]
         return mine[self._replay.parts.task[mine] >= 0]
 
     def like_others(self, changed: Changed, rank: int) -> None:
@@ -410,13 +404,6 @@ class Counterfactuals:
     def without_pause(self, changed: Changed, rank: int, name: str) -> None:
         """Let a recorded pause not happen."""
         changed.without[name].add(self.ranks.index(rank))
-
-    def on_time(self, changed: Changed, rank: int) -> None:
-        """Let a rank have its messages when the others have them."""
-        moved_s = changed.durations.transfers_s
-        mine = self._sent[rank]
-        mine = mine[~np.isnan(self._others_s[mine])]
-        moved_s[mine] = np.minimum(moved_s[mine], self._others_s[mine])
 
     def with_good_links(self, changed: Changed) -> None:
         """Let messages of links that are known to be slow take as long as those of the others."""
@@ -455,34 +442,6 @@ class Counterfactuals:
         ranks, rank = np.unique(parts.rank[rows], return_inverse=True)
         numbers, at = np.unique(parts.iteration[rows], return_inverse=True)
         return rows, (ranks, rank), (numbers, at)
-
-    def _of_others(self) -> Times:
-        """Return the other ranks' median for each part of a message; NaN where no other has it."""
-        moved_s, found = self._replay.recorded.transfers_s, self._replay.messages
-        others_s = np.full(len(moved_s), np.nan)
-        two = [at for at, name in enumerate(found.names) if name in (SEND, RECV)]
-        several = ~np.isin(found.kinds, two)  # two stages are done with a message at once
-        for size in np.unique(found.sizes).tolist():
-            if size > 1:
-                rows = found.first[(found.sizes == size) & several][:, None] + np.arange(size)
-                others_s[rows] = of_others(moved_s[rows])
-        return others_s
-
-    def _found_linked(self) -> list[int]:
-        """Find ranks whose messages usually end later than those of the others.
-
-        Of two hosts either may have the slow link, so no rank is blamed: in a ring the rank before
-        the link ends a round later, and that rank may be on the other host.
-        """
-        if self._replay.timeline.metadata.get(HOSTS) == "2":
-            return []
-        moved_s, others_s = self._replay.recorded.transfers_s, self._others_s
-        known = ~np.isnan(others_s)
-        later = moved_s > np.maximum(
-            _LATER * others_s, others_s + self._replay.clocks_off_s, where=known, out=moved_s + 0.0
-        )
-        by_rank = ((rank, mine[known[mine]]) for rank, mine in self._sent.items())
-        return [rank for rank, mine in by_rank if len(mine) and later[mine].mean() > _MOSTLY]
 
     def _start_like(self, changed: Changed, rows: Numbers, ranks: Sequence[int]) -> None:
         """Let messages start as far into computation as those like them do on some ranks."""

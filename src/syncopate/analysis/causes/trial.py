@@ -25,6 +25,7 @@ from syncopate.analysis.evidence.groups import SlowGroups, slow_groups
 from syncopate.analysis.evidence.noise import interval_s
 from syncopate.analysis.ranks.stragglers import COMPUTE, LINK, PAUSE, SERVER
 from syncopate.analysis.replay import Changed, Replay
+from syncopate.analysis.replay.rank import PUSH
 from syncopate.analysis.work import INPUT
 from syncopate.artifacts.plan import SERVED
 from syncopate.artifacts.timeline import PAUSES
@@ -46,6 +47,9 @@ with more noise or idle time than this that no cause explains."""
 
 _TIMES = {PAUSE: 2.0}
 """Kinds of which this many times :data:`WORTH` has to be at stake: any rank pauses once."""
+
+_BACKWARD, _BESIDE = "backward", 2.5
+"""So many times it where what a rank takes longer may be what messages beside it cost."""
 
 _ALONE, _TRIED = 0.8, 16
 """A rank is a cause by itself with this part of the gain of all; as many are tried one by one."""
@@ -173,10 +177,10 @@ class Trial:
         if without.slow.ranks:
             yield Part(LINK, without.slow.ranks, without.with_good_links)
             return
-        for rank in without.linked:
-            yield Part(LINK, (rank,), partial(without.on_time, rank=rank))
+        for rank in without.messages.linked:
+            yield Part(LINK, (rank,), partial(without.messages.on_time, rank=rank))
         for one in self._slow:
-            known = tuple(rank for rank in one.ranks if rank in without.linked)
+            known = tuple(rank for rank in one.ranks if rank in without.messages.linked)
             yield Part(LINK, known or one.ranks, partial(_like_others, groups=one))
 
     def causes(self) -> tuple[Cause, ...]:
@@ -214,7 +218,24 @@ class Trial:
         """Return by how much a cause gains more where it is worth a word."""
         if cause.kind == PAUSE and not cause.ranks:
             return TRUSTED * float(self.played_s)
+        if cause.kind == COMPUTE and self._may_be_messages(cause):
+            return _BESIDE * least_s
         return least_s * _TIMES.get(cause.kind, 1.0)
+
+    def _may_be_messages(self, cause: Cause) -> bool:
+        """Say whether backward alone is longer, by less than the messages beside it take.
+
+        Messages take processor time of the rank that computes, and seldom as much on all ranks.
+        """
+        places = [self._without.ranks.index(rank) for rank in cause.ranks]
+        if cause.lane != _BACKWARD or any(len(self._without.slower[at]) > 1 for at in places):
+            return False
+        parts, counted = self._replay.parts, self._replay.iterations
+        mine = np.isin(parts.rank, cause.ranks) & (parts.task >= 0)
+        mine &= (parts.lane == PUSH) & np.isin(parts.iteration, counted)
+        moved_s = np.maximum(self._replay.recorded.transfers_s[mine], 0.0).sum()
+        beside_s = float(moved_s) / max(len(counted) * len(places), 1)
+        return cause.own - cause.others <= beside_s
 
     def noise_s(self) -> float:
         """Return the gain without pauses and congestion that come and go on any rank."""
