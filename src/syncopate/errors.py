@@ -195,7 +195,7 @@ class CollectiveError(SyncopateError):
 
     def __init__(self, collective: str, reason: str, ranks: Iterable[int] = ()) -> None:
         super().__init__(f"{collective}: {reason}")
-        self.collective = collective
+        self.collective, self.reason = collective, reason
         self.ranks = tuple(ranks)
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ from syncopate.c10d.collectives import Planned, Planner
 from syncopate.c10d.reductions import Reduction
 from syncopate.c10d.rows import Rows
 from syncopate.c10d.units import wrap
-from syncopate.c10d.works import GroupError, Submitted
+from syncopate.c10d.works import GroupError, Submitted, naming
 from syncopate.collectives.communicator import Communicator
 from syncopate.collectives.shards import Form
 from syncopate.errors import CollectiveError, InvalidValueError
@@ -120,11 +120,10 @@ class AllGather(_Collective):
                 place.copy_(mine)
 
         recipe = self._recipe or planner.planned("all_gather", whole.nbytes).recipe
-        handle = _raised(
-            lambda: communicator.run(
+        with naming(_named):
+            handle = communicator.run(
                 replace(recipe, channel=_GATHERS), row, before=fill, async_op=True
             )
-        )
         return Submitted(handle, [output_tensor], _named)
 
 
@@ -160,11 +159,8 @@ class ReduceScatter(_Collective):
         planned = Planned(replace(recipe, channel=_SCATTERS), form)
         row = reduction.before(given.take())
         label = f"{planned.recipe.label}{reduction.label}, {given.shape}"
-        _raised(
-            lambda: communicator.perform(
-                label, lambda runner: planned.run(runner, row), channel=_SCATTERS
-            )
-        )
+        with naming(_named):
+            communicator.perform(label, lambda runner: planned.run(runner, row), channel=_SCATTERS)
         begin = communicator.rank * own.numel
         share = row[begin : begin + own.numel]
         reduction.after(share)
@@ -247,13 +243,5 @@ def _read(plan: object) -> Plan:
     return plan
 
 
-def _raised(start: Callable[[], Any]) -> Any:
-    try:
-        return start()
-    except CollectiveError as error:
-        raise _named(error) from error
-
-
 def _named(error: CollectiveError) -> GroupError:
-    reason = str(error).removeprefix(f"{error.collective}: ")
-    return GroupError(error.collective, reason, error.ranks)
+    return GroupError(error.collective, error.reason, error.ranks)

@@ -27,7 +27,7 @@ from syncopate.c10d.messages import Message, Messages
 from syncopate.c10d.reductions import Reduction
 from syncopate.c10d.rows import Rows, require_writable
 from syncopate.c10d.torch_compat import reduction_of, uncompiled
-from syncopate.c10d.works import GroupError, Submitted, Together
+from syncopate.c10d.works import GroupError, Submitted, Together, naming
 from syncopate.collectives import transport
 from syncopate.collectives.communicator import Communicator
 from syncopate.collectives.health.blame import name_ranks
@@ -433,10 +433,8 @@ class Group(Identity):
         require_writable(label, results)
         self._sequence += 1
         later = opts is None or opts.asyncOp
-        try:
+        with naming(self._named):
             handle = self._communicator.perform(label, body, async_op=later)
-        except CollectiveError as error:
-            raise self._named(error) from error
         work = Submitted(handle, results, self._named)
         if self._together is not None:
             self._together.append(work)
@@ -446,7 +444,7 @@ class Group(Identity):
         """Return an error of the group, which says how the job numbers the ranks at fault."""
         if isinstance(error, GroupError):
             return error
-        reason = str(error).removeprefix(f"{error.collective}: ")
+        reason = error.reason
         in_job = [self._ranks[rank] for rank in error.ranks]
         if in_job != list(error.ranks):
             reason += f" (ranks of the group; of the job: {name_ranks(in_job)})"

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from syncopate.c10d.rows import Rows, raw, require_writable
 from syncopate.c10d.torch_compat import Work, follow, uncompiled
-from syncopate.c10d.works import GroupError, Named
+from syncopate.c10d.works import GroupError, Named, naming
 from syncopate.collectives import transport
 from syncopate.collectives.health.detector import FailureDetector
 from syncopate.collectives.runner import Runner
@@ -161,11 +161,8 @@ class Messages:
     def _start(
         self, label: str, begin: Callable[[], Any], tensor: Tensor, end: Callable[[], object] = int
     ) -> Message:
-        try:
-            with self._detector.beside(label):
-                work = begin()
-        except CollectiveError as error:
-            raise self._named(error) from error
+        with naming(self._named), self._detector.beside(label):
+            work = begin()
         later = self._runner.later(work)
 
         def wait() -> None:

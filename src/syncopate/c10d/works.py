@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,6 +22,21 @@ class GroupError(CollectiveError, RuntimeError):
 
 Named = Callable[[CollectiveError], GroupError]
 """Turns an error of a communicator into one of its process group."""
+
+
+@contextmanager
+def naming(named: Named) -> Iterator[None]:
+    """Raise what a communicator raises in the block as an error of its process group.
+
+    Raises:
+        GroupError: a collective failed.
+    """
+    try:
+        yield
+    except GroupError:  # of a collective that a callback started
+        raise
+    except CollectiveError as error:
+        raise named(error) from error
 
 
 @uncompiled
@@ -53,10 +69,8 @@ class Submitted(Work):  # type: ignore[misc]
         if limit_s > 0 and not self._handle.wait_for(limit_s):
             reason = f"not over after {format_seconds(limit_s)}; it goes on, and can be waited for"
             raise GroupError("wait", reason)
-        try:
+        with naming(self._named):
             self._handle.wait()
-        except CollectiveError as error:
-            raise self._named(error) from error
         return True
 
     def synchronize(self) -> None:

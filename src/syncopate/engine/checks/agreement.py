@@ -134,33 +134,31 @@ def _first_difference(here: dict[str, Hashable], there: dict[str, Hashable]) -> 
 def explaining() -> Iterator[None]:
     """Explain a collective that fails in the block: what it means for the training.
 
+    Once, where one block is inside another.
+
     Raises:
         CollectiveError: a rank is lost or late, or ranks met in different collectives.
     """
     try:
         yield
     except CollectiveError as error:
-        raise _explained(error) from error
+        reason = error.reason
+        if DIFFERENT not in reason or reason.endswith((_IN_STEPS, _IN_FORWARDS)):
+            raise
+        # All-gathers bring weights, after a step, or gradients that the script reads.
+        said = _IN_STEPS if "all_gather (" in reason else _IN_FORWARDS
+        raise CollectiveError(error.collective, f"{reason}. {said}", error.ranks) from error
 
 
-def _explained(error: CollectiveError) -> CollectiveError:
-    """Return ``error`` with its explanation, where ranks met in different collectives."""
-    reason = str(error).removeprefix(f"{error.collective}: ")
-    if DIFFERENT not in reason:
-        return error
-    if "all_gather (" in reason:  # weights, after a step, or gradients that the script read
-        said = (
-            "A rank in an all-gather ends an optimizer's step(), or reads a gradient; one in a "
-            "reduce-scatter or an all-reduce is in its backward. Where ranks own parts (any "
-            "exchange but 'allreduce'), all of them run a step(), or none, and all read a "
-            "gradient, or none: some rank left one out"
-        )
-    else:
-        said = (
-            "A rank in a broadcast begins a forward, one in an all-reduce is in its backward: "
-            "after an error between forward and backward, as in the loss, a rank goes on alone. "
-            "See the error there; or some rank left a forward, a backward or a step() out. Where "
-            "ranks own parts of gradients (any exchange but 'allreduce'), all of them have to read "
-            "a gradient, or none"
-        )
-    return CollectiveError(error.collective, f"{reason}. {said}", error.ranks)
+_IN_STEPS = (
+    "A rank in an all-gather ends an optimizer's step(), or reads a gradient; one in a "
+    "reduce-scatter or an all-reduce is in its backward. Where ranks own parts (any exchange but "
+    "'allreduce'), all of them run a step(), or none, and all read a gradient, or none: some rank "
+    "left one out"
+)
+_IN_FORWARDS = (
+    "A rank in a broadcast begins a forward, one in an all-reduce is in its backward: after an "
+    "error between forward and backward, as in the loss, a rank goes on alone. See the error "
+    "there; or some rank left a forward, a backward or a step() out. Where ranks own parts of "
+    "gradients (any exchange but 'allreduce'), all of them have to read a gradient, or none"
+)

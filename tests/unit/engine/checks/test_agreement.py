@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from syncopate.engine.checks.agreement import Checks, Fact, agree, require_same
-from syncopate.errors import EngineError, SyncopateError
+from syncopate.collectives.health.blame import DIFFERENT
+from syncopate.engine.checks.agreement import Checks, Fact, agree, explaining, require_same
+from syncopate.errors import CollectiveError, EngineError, SyncopateError
 
 RANKS = 3
 LIMIT_S = 20.0
@@ -157,3 +158,23 @@ def test_facts_are_compared_in_their_turn() -> None:
     found, turns = agreed({0: 1}, {1: "other"})
     assert [str(error) for error in found] == ["rank 0 at 1"] + ["rank 0 refuses: rank 0 at 1"] * 2
     assert turns == [1] * RANKS
+
+
+@pytest.mark.parametrize("ranks_in", ["all_gather (ring)", "broadcast (mst)"])
+def test_ranks_in_different_collectives_are_explained_once(ranks_in: str) -> None:
+    lost = CollectiveError("all_reduce (ring)", f"{DIFFERENT}: rank 1 in {ranks_in}", [1])
+    with pytest.raises(CollectiveError) as caught, explaining(), explaining():
+        raise lost
+    reason = f"{DIFFERENT}: rank 1 in {ranks_in}. A rank in a"
+    assert str(caught.value).startswith(f"all_reduce (ring): {reason}")
+    assert str(caught.value).count("A rank in a") == 1
+    assert (caught.value.collective, caught.value.ranks) == (lost.collective, (1,))
+    assert caught.value.__cause__ is lost
+
+
+def test_any_other_failure_passes_as_it_is_and_is_not_its_own_cause() -> None:
+    lost = CollectiveError("all_reduce (ring)", "rank 1 is gone", [1])
+    with pytest.raises(CollectiveError) as caught, explaining():
+        raise lost
+    assert caught.value is lost
+    assert lost.__cause__ is None
