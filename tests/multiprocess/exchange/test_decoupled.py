@@ -141,6 +141,47 @@ def test_a_backward_that_fails_on_one_rank_leaves_no_trace(after: str) -> None:
     assert not found, "\n" + "\n".join(found[:20])
 
 
+def _one_rank_is_refused(run: Run, failing: int) -> None:
+    model = net()
+    optimizer = sgd(model)
+    wrapped = run.wrap(model, optimizer)
+    failed: list[int] = []
+    for step in range(6):
+        optimizer.zero_grad()
+        if run.by_ddp and step == failing:
+            continue
+        if step == failing and run.rank == 1:
+            model[0].extra = nn.Parameter(torch.zeros(1))
+        try:
+            loss_of(wrapped(run.batch(step))).backward()
+            optimizer.step()
+        except EngineError:
+            failed.append(step)
+            model[0]._parameters.pop("extra", None)
+    assert run.by_ddp or failed == [failing]
+    run.end(model, optimizer)
+    run.close()
+
+
+def _refused(rank: int, ranks: int) -> list[str]:
+    found = []
+    for plan in ("one by one", "ring, in pairs, two channels", "first buckets replicated"):
+        runs = [Run(rank, ranks, makes) for makes in (None, PLANS[plan])]
+        for run in runs:
+            torch.manual_seed(0)
+            _one_rank_is_refused(run, failing=3)
+        reference, run = runs
+        for name, theirs in reference.seen.items():
+            found += [f"{plan}: {w}" for w in differences(run.seen[name], theirs, 0.0, name)]
+    return found
+
+
+def test_a_forward_that_one_rank_refuses_loses_no_update_that_is_on_its_way() -> None:
+    """The rank runs the collectives of that step without a look at a weight."""
+    found = [words for each in run_ranks(_refused, 2) for words in each]
+    assert not found, "\n" + "\n".join(found[:20])
+
+
 def _dropped(rank: int, ranks: int) -> None:
     run = Run(rank, ranks, PLANS["one by one"])
     model = net()

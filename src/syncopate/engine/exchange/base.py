@@ -82,8 +82,13 @@ class Exchange:
     # -- backward -------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Make ready for a backward."""
+        """Make ready for a backward.
+
+        Raises:
+            CollectiveError: a rank is lost or late.
+        """
         self.forget()
+        self.pull.begin()
         self.gathering.begin()
         self._push.begin()
 

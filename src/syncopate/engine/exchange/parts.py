@@ -137,6 +137,9 @@ class Pull:
 
     in_step: bool = False
 
+    def begin(self) -> None:
+        """Make ready for a backward that is exchanged: its gradients fill the buckets anew."""
+
     def pushed(self) -> None:
         """Launch the pulls that go behind the pushes of a backward, once these are launched."""
 

@@ -121,6 +121,13 @@ class PulledAverages(Pull):
         self._layout.ending.callback(accumulates.register_prehook(waiter).remove)
         self._nodes.append(accumulates)  # a parameter does not keep it
 
+    def begin(self) -> None:
+        """Wait for all flights: a rank that makes up for a refused forward has looked at none.
+
+        The buckets are filled anew, and what is on its way there would be lost, with its updates.
+        """
+        self._flights.ready()
+
     def pushed(self) -> None:
         """Launch the gathers in the order in which forward needs them."""
         flights = {id(one.part): Flight(one.part) for one in self._layout.traffic.pushes}
