@@ -59,7 +59,7 @@ class Flights:
 
     Attributes:
         owner: answers what a script asks of a gradient on its way.
-        lock: held while one lands.
+        lock: held while one lands, and while they depart.
     """
 
     owner: averages.Owner
@@ -90,10 +90,11 @@ class Flights:
 
     def depart(self, flights: Mapping[int, Flight]) -> None:
         """Let every look at a gradient of these flights wait for it."""
-        for key, flight in flights.items():
-            flight.awaited = [self._layout.grads[each.index] for each in flight.part.trainables]
-            weights.expect(flight.awaited, Waiter(self, key), averages.AwaitedAverage)
-        self._under_way = dict(flights)
+        with self.lock:  # a look of another thread waits for what it finds under way
+            self._under_way = dict(flights)
+            for key, flight in flights.items():
+                flight.awaited = [self._layout.grads[each.index] for each in flight.part.trainables]
+                weights.expect(flight.awaited, Waiter(self, key), averages.AwaitedAverage)
 
     def ready(self) -> None:
         """Wait for all flights.
