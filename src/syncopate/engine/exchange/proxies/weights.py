@@ -39,7 +39,7 @@ import torch
 from torch import Tensor, nn
 
 from syncopate.engine.torch_compat import on_compilation, without_overrides
-from syncopate.errors import CollectiveError
+from syncopate.errors import CollectiveError, EngineError
 
 
 class Waiter(Protocol):
@@ -226,14 +226,16 @@ def _compilation_begins(_: object) -> None:
     for party in list(_told):
         party.compilation_begins()
     for waiter in list(_waits.values()):
-        waiter.wait()
-        waiter.met_compiler()
+        with contextlib.suppress(EngineError):  # of a model that is gone; looks at it raise it
+            waiter.wait()
+            waiter.met_compiler()
 
 
 def _fork_begins() -> None:
     """See [Note: forks]."""
     for waiter in list(_waits.values()):
-        with contextlib.suppress(CollectiveError):  # the next look in this process raises it
+        # The next look in this process raises it.
+        with contextlib.suppress(CollectiveError, EngineError):
             waiter.wait()
     _noting.acquire()
 
