@@ -20,11 +20,12 @@ class _Held(NamedTuple):
 
     Attributes:
         groups: each group with its parameters.
-        parties: those who have exchanged theirs in this step.
+        parties: those who have exchanged theirs in this step; weakly, for they know the optimizer,
+            and a step that raised may never be followed by another.
     """
 
     groups: list[tuple[dict[str, Any], list[Tensor]]]
-    parties: list[object]
+    parties: weakref.WeakSet[object]
 
 
 _held: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Held] = weakref.WeakKeyDictionary()
@@ -47,8 +48,10 @@ def exchange(
     if optimizer in _held and party in _held[optimizer].parties:
         put_back(optimizer)
     if optimizer not in _held:
-        _held[optimizer] = _Held([(g, g["params"]) for g in optimizer.param_groups], [])
-    _held[optimizer].parties.append(party)
+        _held[optimizer] = _Held(
+            [(g, g["params"]) for g in optimizer.param_groups], weakref.WeakSet()
+        )
+    _held[optimizer].parties.add(party)
     for group in optimizer.param_groups:
         group["params"] = [found for held in group["params"] for found in standing_for(held)]
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -50,6 +54,17 @@ def test_a_party_that_comes_again_begins_a_new_step() -> None:
         assert _numbers(optimizer) == [[10.0, 11.0, 2.0], [3.0]]
     groups.put_back(optimizer)
     assert _numbers(optimizer) == [[0.0, 1.0, 2.0], [3.0]]
+
+
+def test_a_step_that_raised_keeps_no_optimizer_that_is_dropped() -> None:
+    optimizer, _ = _optimizer()
+    party: Any = _party({0.0: [10.0]})
+    party.optimizer = optimizer  # an exchange knows those of its model
+    groups.exchange(optimizer, party, party)
+    gone = weakref.ref(optimizer)
+    del optimizer, party
+    gc.collect()
+    assert gone() is None
 
 
 def test_optimizers_are_apart() -> None:
