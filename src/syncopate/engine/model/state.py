@@ -23,7 +23,7 @@ becomes rank 0's there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -112,6 +112,18 @@ class Buffers:
         """All buffers as they are now, each once."""
         tensors = (self._places[name].tensor for name in self.kept)
         return [tensor.data for tensor in tensors if tensor is not None]
+
+    def copies(self) -> dict[str, Tensor]:
+        """Return copies of this rank's buffers, by name."""
+        found = ((name, self._fitting(name)) for name in self.kept)
+        return {name: tensor.clone() for name, tensor in found if tensor is not None}
+
+    def put_back(self, copies: Mapping[str, Tensor]) -> None:
+        """Give this rank's buffers the values of :meth:`copies`, but for those of another form."""
+        for name, values in copies.items():
+            tensor = self._fitting(name) if name in self.kept else None
+            if tensor is not None and (tensor.shape, tensor.dtype) == (values.shape, values.dtype):
+                tensor.copy_(values)
 
     @property
     def loose(self) -> list[str]:

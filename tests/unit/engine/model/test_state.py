@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from syncopate.engine.model import state
-from syncopate.engine.model.state import broadcast_tensors
+from syncopate.engine.model.state import Buffers, broadcast_tensors
 
 
 class Rank:
@@ -68,3 +68,44 @@ def test_messages_are_as_long_as_the_limit_allows(monkeypatch: pytest.MonkeyPatc
     assert passed_on(mine, theirs) == [100, 100, 101, 100, 50]
     assert all(map(torch.equal, mine, theirs))
     assert passed_on([], []) == []
+
+
+class Source:
+    """Rank 0, whose buffers have other forms and are zero, as rank 1 meets it."""
+
+    rank, world_size = 1, 2
+
+    def __init__(self, forms: state.Forms) -> None:
+        self.forms = forms
+        self.sent = [1, 0]  # the forms are others; all values are zero
+
+    def broadcast(self, tensor: Tensor, *_: object, **__: object) -> None:
+        tensor.fill_(self.sent.pop(0))
+
+    def broadcast_object(self, *_: object) -> state.Forms:
+        return self.forms
+
+
+def with_buffers(**values: float) -> nn.Module:
+    model = nn.Module()
+    for name, value in values.items():
+        model.register_buffer(name, torch.full((2,), value))
+    return model
+
+
+def test_a_rank_gets_its_own_buffers_back_by_their_names() -> None:
+    """Also where the source has one more now, in front of them."""
+    mine = with_buffers(mean=1.0, scale=2.0)
+    buffers = Buffers(mine)
+    source: Any = Source(Buffers(with_buffers(early=5.0, mean=3.0, scale=4.0))._forms)
+    own = buffers.copies()
+    buffers.refresh(source)
+    assert {name: held.tolist() for name, held in mine.named_buffers()} == {
+        "early": [0.0, 0.0],
+        "mean": [0.0, 0.0],
+        "scale": [0.0, 0.0],
+    }
+    buffers.put_back(own)
+    assert mine.get_buffer("mean").tolist() == [1.0, 1.0]
+    assert mine.get_buffer("scale").tolist() == [2.0, 2.0]
+    assert mine.get_buffer("early").tolist() == [0.0, 0.0]

@@ -257,7 +257,7 @@ class OwnWeights(parts.Local):
             yield
             return
         own = [each.parameter.detach().clone() for each in self._layout.trainables]
-        buffers = [tensor.clone() for tensor in self._layout.buffers.tensors]
+        buffers = self._layout.buffers.copies()
         self._averages.average()
         written = False
         try:
@@ -267,16 +267,15 @@ class OwnWeights(parts.Local):
             written = bool(flag)
         finally:
             if not written:
-                self._put(own, buffers)
+                self._put(own)
+                self._layout.buffers.put_back(buffers)
                 self._averages.apart = True
 
     @torch.no_grad()
-    def _put(self, weights: Sequence[Tensor], buffers: Sequence[Tensor]) -> None:
-        """Give parameters and buffers these values."""
+    def _put(self, weights: Sequence[Tensor]) -> None:
+        """Give parameters these values."""
         for trainable, values in zip(self._layout.trainables, weights, strict=True):
             trainable.parameter.copy_(values)
-        for tensor, values in zip(self._layout.buffers.tensors, buffers, strict=False):
-            tensor.copy_(values)
 
     def alike(self, states: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return rank 0's, where each rank has its own; see [Note: whose state]."""
@@ -340,7 +339,9 @@ class OwnWeights(parts.Local):
                 f"parameters; here are {here} and {len(names)}. Give each rank its own, saved with "
                 "local SGD; or go on without: each rank then goes on from the average"
             )
-        self._put([weights[name] for name in names], state["buffers"])
+        self._put([weights[name] for name in names])
+        for tensor, values in zip(self._layout.buffers.tensors, state["buffers"], strict=False):
+            tensor.copy_(values)
         for optimizer, held in zip(self._layout.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(held)
         self._averages.apart = bool(state["apart"])

@@ -197,7 +197,8 @@ class LateWeights(parts.Local):
             self._weights.ready()
             here = list(self._stages.local)
             kept = [local.weights.clone() for local in here]
-            own = [tensor.clone() for tensor in self._tensors]
+            buffers = self._layout.buffers
+            own = buffers.copies()
             self._masters.gather()
             if self._stages.own_buffers:
                 agree(self._layout)
@@ -211,12 +212,7 @@ class LateWeights(parts.Local):
                 elif self._stages.here:
                     for local, values in zip(here, kept, strict=True):
                         local.weights.copy_(values)
-                    for tensor, values in zip(self._tensors, own, strict=False):
-                        tensor.copy_(values)
-
-    @property
-    def _tensors(self) -> list[Any]:
-        return self._layout.buffers.tensors
+                    buffers.put_back(own)
 
     def leave(self) -> None:
         """Let parameters hold the global weights."""
@@ -245,7 +241,8 @@ class LateWeights(parts.Local):
             "buffers": [],
         }
         if stages.own_buffers:
-            found["buffers"] = [tensor.to("cpu", copy=True) for tensor in self._tensors]
+            held = self._layout.buffers.tensors
+            found["buffers"] = [tensor.to("cpu", copy=True) for tensor in held]
         return found
 
     def load_local_state(self, state: Mapping[str, Any]) -> None:
@@ -272,7 +269,7 @@ class LateWeights(parts.Local):
             stages.enter(part).load(known)
         saved = state.get("buffers") or []
         stages.own_buffers = bool(saved)
-        for tensor, values in zip(self._tensors, saved, strict=False):
+        for tensor, values in zip(self._layout.buffers.tensors, saved, strict=False):
             tensor.copy_(values)
 
 

@@ -88,13 +88,12 @@ class SharedWeights(parts.Local):
         self._submissions.require_own_weights()
         self._meet()
         buffers = self._layout.buffers
-        own = [tensor.clone() for tensor in buffers.tensors]
+        own = buffers.copies()
         agree(self._layout)
         try:
             yield
         finally:
-            for tensor, values in zip(buffers.tensors, own, strict=False):
-                tensor.copy_(values)
+            buffers.put_back(own)
 
     def leave(self) -> None:
         """Give every parameter the servers' weights, the same on all ranks."""
