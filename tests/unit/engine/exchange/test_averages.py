@@ -141,6 +141,7 @@ def test_what_needs_no_values_does_not_wait(ask: Callable[[Tensor], object]) -> 
         torch.linalg.vector_norm,
         lambda g: torch.norm(g, 2.0),
         lambda g: torch._foreach_norm([g])[0],
+        lambda g: torch._foreach_norm([g], ord=2.0)[0],
     ],
 )
 def test_a_2_norm_is_known_before_the_average(norm: Callable[[Tensor], Tensor]) -> None:

@@ -230,6 +230,8 @@ def test_a_state_may_be_watched_and_in_pieces() -> None:
     assert optimizer.state.pop(model.weight) == {}
     optimizer.state.clear()
     assert list(before) == [owner.mark]
+    with pytest.raises(KeyError):
+        optimizer.state.popitem()
     unwatch(optimizer, waits_once)
     assert isinstance(optimizer.state, SeenState)
     join(optimizer, owner)

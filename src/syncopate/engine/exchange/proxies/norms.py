@@ -161,10 +161,10 @@ def asked_of(func: Any, *args: Any, **kwargs: Any) -> tuple[float, torch.dtype |
 
 
 def one_by_one(
-    gradients: Sequence[Tensor], order: float = 2, dtype: torch.dtype | None = None
+    gradients: Sequence[Tensor], ord: float = 2, dtype: torch.dtype | None = None
 ) -> list[Tensor]:
     """Return the norm of each of several gradients; takes the place of ``torch._foreach_norm``."""
-    return [torch.linalg.vector_norm(gradient, order, dtype=dtype) for gradient in gradients]
+    return [torch.linalg.vector_norm(gradient, ord, dtype=dtype) for gradient in gradients]
 
 
 _ARGUMENTS: dict[Any, tuple[str, ...]] = {

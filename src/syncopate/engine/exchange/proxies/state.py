@@ -143,8 +143,9 @@ class SeenState(defaultdict[Any, Any]):
 
     def popitem(self) -> Any:
         """As of a dictionary."""
-        key = [*self._shown()][-1]
-        return key, self.plain.pop(key)
+        if not (shown := [*self._shown()]):
+            raise KeyError("popitem(): dictionary is empty")
+        return shown[-1], self.plain.pop(shown[-1])
 
     def clear(self) -> None:
         """Forget all state; that of parameters stays in pieces."""
