@@ -235,7 +235,7 @@ def _gather(absent: list[Tensor], views: list[Tensor], gradients: list[Tensor]) 
         torch._foreach_copy_(views, gradients)
 
 
-def in_turn(*calls: Callable[[], None]) -> None:
+def in_turn(*calls: Callable[[], object]) -> None:
     """Do one after the other."""
     for call in calls:
         call()

@@ -26,7 +26,7 @@ from syncopate.engine.exchange import groups
 from syncopate.engine.exchange.base import Exchange
 from syncopate.engine.exchange.delay.iterations import count_iteration
 from syncopate.engine.exchange.kinds import KINDS, kind_for
-from syncopate.engine.exchange.layout import Layout
+from syncopate.engine.exchange.layout import Layout, nothing
 from syncopate.engine.exchange.optimizers import Trained, trained_by
 from syncopate.engine.exchange.serving.servers import Servers
 from syncopate.engine.join import Join
@@ -517,14 +517,11 @@ class Engine:
         if count != self._parameters_known.get(id(optimizer)):
             ownership.require_averaged(optimizer)
             self._parameters_known[id(optimizer)] = count
+        # No other engine's step, and no synchronous one, is counted.
         counts = checkpoint.counts(optimizer, self)
-        note = partial(count_iteration, optimizer) if counts else _nothing
+        note = partial(count_iteration, optimizer) if counts else nothing
         self._readiness.step_begins(optimizer, note)
 
     def _update_ends(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._stepped.add(id(optimizer))
         self._readiness.step_ends(optimizer, last=len(self._stepped) == len(self._optimizers))
-
-
-def _nothing() -> None:
-    """No other engine's step, and no synchronous one, is counted."""

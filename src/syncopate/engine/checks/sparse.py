@@ -27,7 +27,10 @@ def sparse_weights(
     found: Sparse = {}
     for name, module in sparse_embeddings(model, shared):
         if not rows:
-            require_dense(name, module)
+            raise EngineError(
+                f"{name or 'the model'!r} is an embedding with sparse=True; gradients must be "
+                "dense, but with distribute. Build it with sparse=False"
+            )
         found.setdefault(id(module.weight), []).append((name, module))
     return found
 
@@ -40,15 +43,6 @@ def sparse_embeddings(
     for name, module in model.named_modules():
         if isinstance(module, SPARSE) and module.sparse and id(module.weight) in trained:
             yield name, module
-
-
-def require_dense(name: str, module: SPARSE) -> None:
-    """Refuse an embedding with sparse gradients."""
-    if module.sparse:
-        raise EngineError(
-            f"{name or 'the model'!r} is an embedding with sparse=True; gradients must be "
-            "dense, but with distribute. Build it with sparse=False"
-        )
 
 
 def sound_tables(

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -147,7 +148,6 @@ class Layout:
         self._servers = servers
         self._shared: dict[Any, Any] = {}
         self.ending.callback(self._let_go)
-        self._trained: tuple[Trained, ...] | None = None
 
     def allocate(
         self, owner: Callable[[Layout], Owner], notes: Callable[[Layout], Trailer]
@@ -192,16 +192,14 @@ class Layout:
         assert self._servers is not None
         return self._servers
 
-    @property
+    @cached_property
     def trained(self) -> tuple[Trained, ...]:
         """Per parameter its optimizer, and how that updates it.
 
         Raises:
             EngineError: it is not known how an optimizer may be spread over ranks.
         """
-        if self._trained is None:
-            self._trained = trained_by(self.trainables, self.optimizers)
-        return self._trained
+        return trained_by(self.trainables, self.optimizers)
 
     @property
     def pulled(self) -> Iterator[tuple[FlatBuffer, Message]]:

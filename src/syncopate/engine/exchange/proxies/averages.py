@@ -99,18 +99,6 @@ def _zero(gradient: Any) -> Any:
     return gradient
 
 
-def _for_each(method: Handler, plain: Any) -> Handler:
-    """Return what does ``method`` to each of a list that is on its way, and ``plain`` to others."""
-
-    def handler(gradients: Sequence[Any], *args: Any, **kwargs: Any) -> None:
-        for place, gradient in enumerate(gradients):
-            own = [arg[place] if isinstance(arg, list | tuple) else arg for arg in args]
-            if method(gradient, *own, **kwargs) is NotImplemented:
-                plain(gradient, *own, **kwargs)
-
-    return handler
-
-
 def _norm(func: Any) -> Handler:
     """Return what takes the 2-norm of a gradient from its sum of squares."""
 
@@ -149,13 +137,8 @@ _SCALING = ("mul_", "multiply_", "div_", "divide_", "true_divide_")
 
 _HANDLERS: dict[Any, Handler] = {
     **{getattr(Tensor, name): _scaling(name) for name in _SCALING},
-    **{
-        getattr(torch, f"_foreach_{name}"): _for_each(_scaling(name), getattr(Tensor, name))
-        for name in _SCALING
-        if hasattr(torch, f"_foreach_{name}")
-    },
     Tensor.zero_: _zero,
-    torch._foreach_zero_: _for_each(_zero, Tensor.zero_),
+    **weights.for_each((*_SCALING, "zero_")),
     Tensor.detach_: lambda gradient: gradient,
     **{func: _norm(func) for func in norms.FUNCTIONS},
     torch._foreach_norm: norms.one_by_one,

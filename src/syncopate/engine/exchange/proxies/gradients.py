@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from syncopate.engine.exchange.proxies import norms
-from syncopate.engine.exchange.proxies.weights import WITHOUT_VALUES, tensors_in
+from syncopate.engine.exchange.proxies.weights import WITHOUT_VALUES, for_each, tensors_in
 from syncopate.engine.torch_compat import unscale, without_overrides
 from syncopate.errors import EngineError
 
@@ -234,18 +234,6 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _for_each(name: str) -> Handler:
-    """Return what does the method ``name`` to every tensor of a list."""
-    method = getattr(Tensor, name)
-
-    def handler(gradients: Sequence[Tensor], *args: Any, **kwargs: Any) -> None:
-        for index, gradient in enumerate(gradients):
-            own = [arg[index] if isinstance(arg, list | tuple) else arg for arg in args]
-            method(gradient, *own, **kwargs)
-
-    return handler
-
-
 def _alias(gradient: PartialGradient) -> PartialGradient:
     owner = gradient.owner()
     assert owner is not None
@@ -302,11 +290,7 @@ _MOVING = (_SET_DATA, Tensor.resize_, Tensor.resize_as_)
 
 _HANDLERS: dict[Any, Handler] = {
     **{getattr(Tensor, name): _each_by_itself(name) for name in _IN_PLACE},
-    **{
-        getattr(torch, f"_foreach_{name}"): _for_each(name)
-        for name in _IN_PLACE
-        if hasattr(torch, f"_foreach_{name}")
-    },
+    **for_each(_IN_PLACE),
     **{func: _norm(func) for func in norms.FUNCTIONS},
     torch._foreach_norm: norms.one_by_one,
     unscale: _unscale,

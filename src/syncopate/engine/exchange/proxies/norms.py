@@ -124,7 +124,7 @@ def _agree(parts: Sequence[_Part], order: float) -> Tensor:
     for key, (ranks, like) in groups.items():
         zero = torch.zeros_like(like)
         own = [part.spread[key][1] if key in part.spread else zero for part in parts]
-        rows.append(ranks.everyone(torch.stack(own).to(_widest(own))))
+        rows.append(ranks.everyone(torch.stack(own)))
     rows = [row.to("cpu", torch.float64) for row in rows]
     # What is whole here is one more row.
     rows.append(torch.stack([_norm(part.here, order) for part in parts]).view(1, -1))
@@ -137,11 +137,6 @@ def _norm(values: Sequence[Tensor], order: float) -> Tensor:
     wide = [torch.zeros((), dtype=torch.float64), *(v.to("cpu", torch.float64) for v in values)]
     found: Tensor = torch.linalg.vector_norm(torch.stack(wide), order)
     return found
-
-
-def _widest(values: Sequence[Tensor]) -> torch.dtype:
-    wide = any(value.dtype == torch.float64 for value in values)
-    return torch.float64 if wide else torch.float32
 
 
 # -- what a norm may be asked without looking ---------------------------------------------------

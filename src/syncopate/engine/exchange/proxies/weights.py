@@ -32,7 +32,7 @@ import copy
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -147,6 +147,29 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(part)
     elif isinstance(value, dict):
         yield from tensors_in(list(value.values()))
+
+
+def for_each(names: Iterable[str]) -> dict[Any, Callable[..., None]]:
+    """Return torch's function of lists for each method, and what calls the method tensor by tensor.
+
+    Args:
+        names: of methods in place; those without such a function are left out.
+    """
+
+    def one_by_one(method: Callable[..., Any]) -> Callable[..., None]:
+        def handler(tensors: Sequence[Tensor], *args: Any, **kwargs: Any) -> None:
+            for place, tensor in enumerate(tensors):
+                own = [arg[place] if isinstance(arg, list | tuple) else arg for arg in args]
+                method(tensor, *own, **kwargs)
+
+        return handler
+
+    lists = {name: f"_foreach_{name}" for name in names}
+    return {
+        getattr(torch, of_lists): one_by_one(getattr(Tensor, name))
+        for name, of_lists in lists.items()
+        if hasattr(torch, of_lists)
+    }
 
 
 def read_below_torch(model: nn.Module) -> bool:

@@ -12,7 +12,7 @@ from functools import partial
 
 import torch
 
-from syncopate.engine.buckets import BucketBuffers, FlatBuffer, Message
+from syncopate.engine.buckets import BucketBuffers, FlatBuffer, Message, in_turn
 from syncopate.engine.checks.agreement import explaining
 from syncopate.engine.exchange.layout import Launched, Layout
 from syncopate.engine.exchange.parts import Push
@@ -109,14 +109,14 @@ class Reduced(Push):
         self, part: FlatBuffer, message: Message, copied: Callable[[], object] | None = None
     ) -> None:
         """Launch what ``message`` carries, which is there when ``copied()`` returns, or now."""
-        scaled = None
+        first = [] if copied is None else [copied]
         if part.averaged_before:
-            scaled = partial(message.gradients.mul_, self._layout.scale)
+            first.append(partial(message.gradients.mul_, self._layout.scale))
         handle = self._layout.communicator.run(
             message.push,
             message.wire,
             bounds=message.bounds,
-            before=partial(_both, copied, scaled) if copied or scaled else None,
+            before=partial(in_turn, *first) if first else None,
             async_op=True,
             wire_dtype=part.wire_dtype,
         )
@@ -136,10 +136,3 @@ class Reduced(Push):
             for averaging in () if self._notes.averages else self._averagings.of.values():
                 averaging()
         return self._notes.hear()
-
-
-def _both(copied: Callable[[], object] | None, scaled: Callable[[], object] | None) -> None:
-    if copied is not None:
-        copied()
-    if scaled is not None:
-        scaled()

@@ -20,7 +20,7 @@ from torch import Tensor
 from syncopate.collectives.store import Store
 from syncopate.delay import Delay, LocalSGD
 from syncopate.engine.buckets import Trainable, view_like
-from syncopate.engine.exchange.groups import parameters_of
+from syncopate.engine.exchange.groups import trained_ids
 from syncopate.engine.exchange.optimizers import updates_as
 from syncopate.engine.exchange.serving.tables import Embedded, Tables
 from syncopate.errors import EngineError, InvalidValueError, UnknownNameError
@@ -398,5 +398,5 @@ def trained_indices(
     trainables: Sequence[Trainable], optimizer: torch.optim.Optimizer
 ) -> frozenset[int]:
     """Return the indices of the parameters that ``optimizer`` trains."""
-    held = {id(parameter) for several in parameters_of(optimizer) for parameter in several}
+    held = trained_ids(optimizer)
     return frozenset(each.index for each in trainables if id(each.parameter) in held)
