@@ -277,10 +277,14 @@ class SchedulerMachine:
         self._admission.require_of_job(register)
         member = self._members.get(register.token)
         if member is not None:
+            is_new = register.role == SERVER and member.peer != peer  # a worker's roster has it all
             member.peer, member.heard_s, member.confirmed = peer, now_s, True
-            if self._complete and self._places.are_asked(member):
+            self._alone = self._alone and register.role == SERVER
+            if not self._complete:
+                return self._gathered(peer, now_s)
+            if self._places.are_asked(member):
                 return [_heard(peer), *self._places.introduce(member)]
-            return self._welcome([member]) if self._complete else self._gathered(peer, now_s)
+            return [*self._welcome([member]), *(self._missed(member) if is_new else [])]
         if register.token in self._former:
             return self._answer_former(peer, register.token)
         if self._alone:
@@ -297,7 +301,8 @@ class SchedulerMachine:
                 return []  # it registers again
         elif self._admission.is_started_again(register):
             self._began_s = now_s
-            self._forget_workers()
+            for member in self._all(WORKER):  # those that live register once more
+                del self._members[member.register.token]
         if len(self._of(register.role, "here")) == self._wanted[register.role]:
             if self._admission.predecessor(register, complete=self._complete) is not None:
                 return []  # it registers again: until the first is given up, or all are there
@@ -319,11 +324,6 @@ class SchedulerMachine:
         workers = self._all(WORKER)
         sure = all(m.confirmed for m in workers) or not any(map(self._returns, workers))
         return self._begin(now_s) if sure and self.here == self._wanted else [_heard(peer)]
-
-    def _forget_workers(self) -> None:
-        """Let workers come anew: some were started again. Those that live register once more."""
-        for member in self._all(WORKER):
-            del self._members[member.register.token]
 
     def _begin(self, now_s: float) -> list[Action]:
         """Begin with those who came, or go on; end the job where that cannot be."""
@@ -370,7 +370,8 @@ class SchedulerMachine:
         """Say again what a member may not have heard."""
         news: list[msg.Message]
         if member.register.role == SERVER:
-            news = [msg.Lost(w.rank, 0.0) for w in self._of(WORKER, "lost")]
+            lost = self._of(WORKER, "lost")  # servers go on to count on those that are waited for
+            news = [msg.Lost(w.rank, 0.0) for w in lost if w.register.opens == CLOSED]
             news += [msg.Left(w.rank) for w in self._of(WORKER, "left")]
         else:
             news = [msg.Moved(s.rank, s.register.address) for s in self._all(SERVER)]
@@ -401,7 +402,7 @@ class SchedulerMachine:
             said = msg.Abort(f"{member.name} was silent and given up; it came back")
             return [] if heard else [act.Send(peer, said)]
         self._alone = self._alone and member.register.role == SERVER
-        is_new = member.peer is None  # to a scheduler that came back
+        is_new = member.peer != peer  # what was said to it by another connection may be lost
         member.peer, member.heard_s, member.reached_s = peer, now_s, 0.0
         missed = self._missed(member) if is_new else []
         if isinstance(message, msg.Failed):

@@ -192,6 +192,39 @@ def test_a_scheduler_that_comes_back_goes_on_waiting():
     assert told(back.receive("s", msg.Stands("s", "n", 3, 3), 0.7))["n"].incarnation.step == 3
 
 
+def test_a_server_that_comes_back_counts_on_a_lost_worker_that_is_waited_for():
+    """It would end the job if it heard that the worker was lost."""
+    machine = _lost(_complete())
+    back = msg.Register(msg.PROTOCOL, "job", "server", "new", "tcp://new", 0, "run", True)
+    heard = [each.message for each in machine.receive("n", back, 6.0) if each.to == "n"]
+    assert [type(each) for each in heard] == [msg.Roster]
+
+
+def test_servers_count_on_it_when_the_scheduler_comes_back_too():
+    first = _lost(_complete(seated=()))
+    back = SchedulerMachine("job", "run", 1, 2, LIMITS, seated=first.seated)
+    back.tick(0.0)
+    assert back.receive("s", msg.Heartbeat("s"), 0.5) == [act.Send("s", msg.Heartbeat(""))]
+    assert back.here["worker"] == 1
+
+
+def test_one_that_waits_for_the_servers_is_a_worker_that_lives():
+    """A scheduler that comes back to it need not begin again with others."""
+    first = SchedulerMachine("job", "run", 1, 1, LIMITS, seated=())
+    first.tick(0.0)
+    first.receive("s", register("server", "s", 0, durable=True), 0.0)
+    first.receive("w0", _worker("w0", 0), 0.0)
+    first.receive("w0", _worker("w0", 0), 0.0)
+    beat(first, 5.0, "s")
+    first.tick(5.5)
+    assert _seat(first, "n", 0, 6.0)["s"] == msg.Taken(0, "n", 1)
+    back = SchedulerMachine("job", "run", 1, 1, LIMITS, seated=first.seated)
+    for now_s in (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0):
+        assert back.tick(now_s) == []
+        back.receive("n", _worker("n", 0), now_s)  # the server is not there yet
+    assert back.complete
+
+
 def test_a_worker_that_dies_before_all_are_there_may_come_again():
     machine = SchedulerMachine("job", "run", 1, 2, LIMITS)
     machine.tick(0.0)

@@ -52,6 +52,23 @@ def test_a_scheduler_that_comes_back_knows_its_members_and_what_became_of_them()
     assert lost.message == msg.Lost(1, 5.5)
 
 
+def test_a_member_hears_again_what_a_connection_that_broke_may_have_taken_along():
+    """A server that did not hear that a worker is lost would wait for its pushes for ever."""
+    machine, _ = complete(durable=True)
+    beat(machine, 5.0, "s", "w0")
+    assert told(machine.tick(5.5))["s"] == msg.Lost(1, 5.5)
+    heard = act.Send("s again", msg.Heartbeat(""))
+    said = machine.receive("s again", msg.Heartbeat("s"), 6.0)
+    assert said == [heard, act.Send("s again", msg.Lost(1, 0.0))]
+    assert machine.receive("s again", msg.Heartbeat("s"), 6.5) == [heard]
+    moved = act.Send("w0 again", msg.Moved(0, "tcp://s"))
+    assert machine.receive("w0 again", msg.Heartbeat("w0"), 6.5)[1:] == [moved]
+    # One that has not heard yet that the job is complete asks to be let in.
+    roster, lost = machine.receive("s 3", register("server", "s", durable=True), 7.0)
+    assert isinstance(roster.message, msg.Roster)
+    assert lost == act.Send("s 3", msg.Lost(1, 0.0))
+
+
 def test_a_server_that_comes_back_while_the_scheduler_is_gone_is_known_by_its_run():
     again = _kept(_begun())
     again.tick(100.0)
