@@ -30,6 +30,9 @@ Progress = Callable[[str, float], None]
 STANDARD_OUTPUT = "-"
 """The path that stands for standard output."""
 
+UNFINISHED = ".syncopate-"
+"""How the names of files begin of which not all is there; one stays if its writer is killed."""
+
 _NAMED = {"-": 1, "/dev/stdout": 1, "/dev/stderr": 2}
 _NUMBERED = re.compile(r"(?:/dev|/proc/self)/fd/(\d+)")
 _made: set[Path] = set()
@@ -227,7 +230,7 @@ def _replace(target: Path, data: bytes) -> None:
     before = target.stat() if target.exists() else None
     if before is not None and not os.access(target, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    temporary = target.with_name(f".syncopate-{secrets.token_hex(8)}")
+    temporary = target.with_name(f"{UNFINISHED}{secrets.token_hex(8)}")
     mode = _NEW_MODE if before is None else _PRIVATE_MODE
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:

@@ -13,6 +13,15 @@ from syncopate.errors import ArtifactError
 from syncopate.protocol.membership.incarnation import FIRST_LIFE, Incarnation
 from syncopate.protocol.membership.members import Seated
 
+AGAIN_S = 1.0
+"""How long to wait for room on a full disk until it is tried again."""
+
+
+def is_full(error: Exception) -> bool:
+    """Say whether a file could not be written because there was no room."""
+    cause = error.__context__ if isinstance(error, ArtifactError) else None
+    return isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
+
 
 def sync_folder(folder: Path) -> None:
     """Let the names in ``folder`` outlive a loss of power, as the files do.
@@ -70,7 +79,12 @@ class Run(Artifact, frozen=True, kw_only=True):
 
 
 class RunFile:
-    """The file of a scheduler's run."""
+    """The file of a scheduler's run.
+
+    Attributes:
+        path: where it is.
+        run: what is in it.
+    """
 
     def __init__(self, folder: Path, begun: Run) -> None:
         """Read what is there, or begin.
@@ -82,15 +96,15 @@ class RunFile:
         Raises:
             ArtifactError: what is there is damaged, over, or of another job.
         """
-        self._path = folder / "scheduler.json"
-        self.run = Run.load(self._path) if self._path.exists() else begun
+        self.path = folder / "scheduler.json"
+        self.run = Run.load(self.path) if self.path.exists() else begun
         if self.run.over and self.run.settled:
-            raise ArtifactError(self._path, "this job is over; give an empty folder")
+            raise ArtifactError(self.path, "this job is over; give an empty folder")
         for name in ("job", "servers", "workers"):
             kept, given = getattr(self.run, name), getattr(begun, name)
             if kept != given:
                 reason = f"a run with {kept!r}, not {given!r}; give an empty folder"
-                raise ArtifactError(self._path, reason, f"$.{name}")
+                raise ArtifactError(self.path, reason, f"$.{name}")
 
     def keep(
         self,
@@ -107,4 +121,4 @@ class RunFile:
         self.run = msgspec.structs.replace(
             self.run, members=members, over=over, settled=settled, incarnation=incarnation
         )
-        save_durably(self.run, self._path)
+        save_durably(self.run, self.path)

@@ -19,7 +19,6 @@ count, up to one that has all rows anew.
 
 from __future__ import annotations
 
-import errno
 import logging
 import re
 import struct
@@ -35,8 +34,8 @@ from torch import Tensor
 
 from syncopate.artifacts.artifact import Artifact
 from syncopate.errors import ArtifactError
-from syncopate.output import write_output
-from syncopate.paramserver.storage.durable import save_durably, sync_folder
+from syncopate.output import UNFINISHED, write_output
+from syncopate.paramserver.storage.durable import AGAIN_S, is_full, save_durably, sync_folder
 from syncopate.paramserver.tensors import dtype_of, flat_bytes, name_of
 from syncopate.protocol.placement.piece import Slice, TableSlice
 from syncopate.protocol.rules import Rules
@@ -48,8 +47,6 @@ _CHECK = struct.Struct("<I")
 _NAME = re.compile(r"segment-(\d{12})")
 _SLACK = 3
 _IDENTITY = "server.json"
-_AGAIN_S = 1.0
-"""How long to wait for room on a full disk until it is tried again."""
 
 _log = logging.getLogger("syncopate")
 
@@ -189,13 +186,15 @@ class StateFolder:
         save_durably(identity, self.path / _IDENTITY)
 
     def read(self, run: str) -> dict[int, list[Record]]:
-        """Read all records of every slice, in their order.
+        """Read all records of every slice, in their order; remove what a killed write left.
 
         Raises:
             ArtifactError: a segment is damaged, or of another run.
         """
         found: dict[int, list[Record]] = {}
         for path in sorted(self.path.iterdir()) if self.path.exists() else ():
+            if path.name.startswith(UNFINISHED):
+                path.unlink(missing_ok=True)
             name = _NAME.fullmatch(path.name)
             if name is None:
                 continue
@@ -311,7 +310,7 @@ class Committer:
         self._wake = wake
         self._work: _Work | None = None
         self._done: dict[int, Position] | None = None
-        self._error: ArtifactError | None = None
+        self._error: Exception | None = None
         self._changed = threading.Condition()
         self._over = False
         self._thread = threading.Thread(target=self._write, name="syncopate-state", daemon=True)
@@ -346,7 +345,7 @@ class Committer:
         """Return the positions that are on disk since the last call.
 
         Raises:
-            ArtifactError: a segment could not be written.
+            ArtifactError: a segment could not be written. What else ended the thread.
         """
         with self._changed:
             if self._error is not None:
@@ -376,30 +375,24 @@ class Committer:
                 self._error = self._error or failure
             self._wake()
 
-    def _keep_writing(self, work: _Work) -> ArtifactError | None:
+    def _keep_writing(self, work: _Work) -> Exception | None:
         """Write a segment; while the disk is full wait, and write it then."""
         waited = False
         while True:
             try:
                 self._folder.put(work.records, work.data, work.dropped)
-            except ArtifactError as error:
+            except Exception as error:  # without memory, too: a server that waits has to hear of it
                 with self._changed:
-                    if not _is_full(error) or self._over:
+                    if not is_full(error) or self._over:
                         return error
                     if not waited:
                         _log.warning("%s; no push is acknowledged until there is room", error)
                     waited = True
-                    self._changed.wait(_AGAIN_S)
+                    self._changed.wait(AGAIN_S)
             else:
                 if waited:
                     _log.warning("%s: there is room again", self._folder.path)
                 return None
-
-
-def _is_full(error: ArtifactError) -> bool:
-    """Say whether a file could not be written because there was no room."""
-    cause = error.__context__
-    return isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def encoded(run: str, records: Mapping[int, Record]) -> bytes:

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -159,6 +160,7 @@ def test_what_a_killed_write_left_does_not_matter(tmp_path):
     _write(StateFolder(tmp_path), {0: _record(1, 1.0)})
     (tmp_path / ".syncopate-0123").write_bytes(b"half a segm")
     _same(_newest(StateFolder(tmp_path)), {0: _record(1, 1.0)})
+    assert [path.name for path in tmp_path.iterdir()] == _segments(tmp_path)
 
 
 def test_who_the_server_is_comes_back(tmp_path):
@@ -190,6 +192,18 @@ def test_a_disk_that_cannot_be_written_is_said(tmp_path):
     committer.begin({0: _record(1, 1.0)})
     assert woken.wait(HANGS_S)
     with pytest.raises(ArtifactError, match="cannot write"):
+        committer.finished()
+    committer.close()
+
+
+def test_a_commit_that_ends_otherwise_is_said(tmp_path, monkeypatch):
+    """A server that waited for it would acknowledge nothing for ever."""
+    folder, woken = StateFolder(tmp_path), threading.Event()
+    monkeypatch.setattr(folder, "put", Mock(side_effect=MemoryError("no room for a segment")))
+    committer = Committer(folder, "run", woken.set)
+    committer.begin({0: _record(1, 1.0)})
+    assert woken.wait(HANGS_S)
+    with pytest.raises(MemoryError, match="no room for a segment"):
         committer.finished()
     committer.close()
 
@@ -361,7 +375,7 @@ def _full_disk(folder, monkeypatch, tries):
             raise ArtifactError(folder.path, f"cannot write: {error.strerror}") from None
 
     monkeypatch.setattr(folder, "put", full)
-    monkeypatch.setattr(state, "_AGAIN_S", 0.01)
+    monkeypatch.setattr(state, "AGAIN_S", 0.01)
     return tried
 
 
