@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
-from syncopate.errors import ParameterServerError
+from syncopate.errors import ArtifactError, ParameterServerError
 from syncopate.paramserver.job import Job
 from syncopate.paramserver.membership import TICK_S
 from syncopate.paramserver.node import new_token
-from syncopate.paramserver.storage.durable import Run, RunFile
+from syncopate.paramserver.storage.durable import AGAIN_S, Run, RunFile, is_full
 from syncopate.paramserver.wire.security import load_key
 from syncopate.paramserver.wire.sockets import RefusalLog, Wire
 from syncopate.paramserver.wire.tap import Tap
@@ -21,7 +22,7 @@ from syncopate.protocol.actions import SCHEDULER, Action
 from syncopate.protocol.limits import CONTROL_BYTES, Limits
 from syncopate.protocol.membership.awake import AwakeClock
 from syncopate.protocol.membership.scheduler import SchedulerMachine
-from syncopate.protocol.messages import Refusal
+from syncopate.protocol.messages import Heartbeat, Refusal
 
 _log = logging.getLogger("syncopate")
 _DRAIN_S = 2.0
@@ -127,8 +128,8 @@ class Scheduler:
     def _do(self, actions: list[Action]) -> None:
         machine = self._machine
         if self._file is not None and machine.changes != self._kept_changes:
-            self._kept_changes = machine.changes  # before anybody hears of it
-            self._file.keep(machine.seated, machine.finished, machine.incarnation, machine.settled)
+            self._kept_changes = machine.changes
+            self._keep(self._file)  # before anybody hears of it
         for action in actions:
             if isinstance(action, act.Send):
                 self._wire.send(action.to, action.message, action.priority)
@@ -136,3 +137,33 @@ class Scheduler:
                 _log.warning("%s", action.text)
             elif isinstance(action, act.Fail):
                 self._failure = ParameterServerError(action.reason, action.ranks)
+
+    def _keep(self, file: RunFile) -> None:
+        """Write what became of the run; while the disk is full wait, and write it then."""
+        machine, waited = self._machine, False
+        while True:
+            try:
+                file.keep(machine.seated, machine.finished, machine.incarnation, machine.settled)
+            except ArtifactError as error:
+                if not is_full(error):
+                    raise
+                if machine.over and not machine.finished:
+                    return  # all are to hear why; one that comes back goes on from what was before
+                if not waited:
+                    _log.warning("%s; the job stays as it is until there is room", error)
+                waited = True
+                self._say_alive(AGAIN_S)
+            else:
+                if waited:
+                    _log.warning("%s: there is room again", file.path)
+                return
+
+    def _say_alive(self, for_s: float) -> None:
+        """Answer no more than heartbeats for a while; what else members say they say again."""
+        until_s = time.monotonic() + for_s
+        while time.monotonic() < until_s:
+            for arrival in self._wire.receive(TICK_S):
+                with suppress(Refusal):
+                    message, _ = self._wire.opened(codec.ToScheduler, arrival)
+                    if isinstance(message, Heartbeat) and not self._machine.is_stranger(message):
+                        self._wire.send(arrival.peer, Heartbeat(""))
