@@ -111,15 +111,20 @@ class Session:
         )
         self.driver = Driver(driven, "syncopate-worker")
         self.driver.start()
-        while not self._joined.wait(_POLL_S):
-            try:
-                watch()
-            except ParameterServerError as error:
-                self.give_up(str(error))
-                raise
+        self._join(watch)
         if self.error is not None or self._roster is None:
             self.driver.join()
             raise self.error or ParameterServerError("the job ended before it began")
+
+    def _join(self, watch: Callable[[], None]) -> None:
+        """Wait until the job is complete; leave it where that is interrupted: no caller can."""
+        try:
+            while not self._joined.wait(_POLL_S):
+                watch()
+        except BaseException as error:
+            own = not isinstance(error, ParameterServerError)
+            self.give_up(str(error) or type(error).__name__, own=own)
+            raise
 
     @property
     def roster(self) -> msg.Roster:
@@ -194,7 +199,7 @@ class Session:
         if not nbytes:
             return Handle(self.driver, parts, None)
         room = self.pending.room
-        room.reserve(nbytes, QUEUE_BYTES, lambda: self.error is not None)
+        room.reserve(nbytes, QUEUE_BYTES, lambda: self._over)
         return Handle(self.driver, parts, lambda: room.release(nbytes))
 
     def submit(self, slices: Sequence[Slice], each: Each, handle: Handle) -> None:
