@@ -264,8 +264,9 @@ class LocalJob:
         if scheduler.exit_code() and failed:
             scheduler.read()
             said = scheduler.lines[-1] if scheduler.lines else ""
-            named = [child for child in failed if child.name in said]
-            first = min(named, key=lambda child: said.index(child.name), default=first)
+            found = {child: re.search(rf"{child.name}\b", said) for child in failed}
+            named = {child: at.start() for child, at in found.items() if at is not None}
+            first = min(named, key=named.__getitem__, default=first)
         first.read()
         return Ended(first.exit_code() or 1, first.name, tuple(first.lines))
 
