@@ -112,8 +112,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
                 raise InvalidValueError(what, count, "at least 1 and less than 65536")
         if not 0 < self.port < 2**16:
             raise InvalidValueError("port", self.port, "from 1 to 65535")
-        if self.rank < -1:
-            raise InvalidValueError("rank", self.rank, "at least 0, or -1 for any")
+        if not -1 <= self.rank < 2**16:
+            rule = "at least 0 and less than 65536, or -1 for any"
+            raise InvalidValueError("rank", self.rank, rule)
         if self.key is None and not self.insecure:
             for host in (self.uri, self.host):
                 if host and not is_local(host):

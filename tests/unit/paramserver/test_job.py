@@ -70,6 +70,7 @@ def test_a_worker_that_others_go_on_without_is_not_waited_for():
         ({"DMLC_NUM_WORKER": "four"}, "DMLC_NUM_WORKER is 'four'"),
         ({"DMLC_NUM_WORKER": "0"}, "workers is 0"),
         ({"DMLC_PS_ROOT_PORT": "99999"}, "port is 99999"),
+        ({"DMLC_RANK": "65536"}, "rank is 65536"),
         ({"DMLC_PS_ROOT_URI": "10.0.0.1"}, "address is '10.0.0.1'.*without a key"),
         ({"DMLC_NODE_HOST": "node7"}, "address is 'node7'.*without a key"),
         (
