@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from syncopate.collectives import Communicator
 from syncopate.errors import CollectiveError
+from syncopate.recipe import Recipe
 from syncopate.schedules.registry import NATIVE, algorithms
 from tests.multiprocess.harness import run_ranks
 
@@ -130,6 +131,28 @@ def test_a_rank_that_raises(closes: bool) -> None:
         assert results[rank]["ranks"] == (CULPRIT,), results
         text = results[rank]["text"]
         assert "rank 2 had closed the communicator" in text if closes else LOST.search(text), text
+        assert results[rank]["took_s"] < SOON_S
+
+
+def raises_amid(rank: int, world_size: int) -> Any:
+    communicator = Communicator(timeout_s=60)
+    communicator.barrier()
+    if rank == CULPRIT:
+        recipe = Recipe("all_reduce", "recursive_doubling")
+        with pytest.raises(ZeroDivisionError):
+            communicator.run(recipe, torch.ones(300_000), before=lambda: 1 // 0)
+        result = None
+    else:
+        result = failure(communicator, "all_reduce", "recursive_doubling")
+    dist.barrier()  # the culprit lives until all have failed
+    return result
+
+
+def test_a_rank_that_raises_amid_a_collective_and_goes_on() -> None:
+    results = run_ranks(raises_amid, 4)
+    for rank in (0, 1, 3):
+        assert results[rank]["ranks"] == (CULPRIT,), results
+        assert "rank 2 failed by itself: ZeroDivisionError" in results[rank]["text"]
         assert results[rank]["took_s"] < SOON_S
 
 

@@ -230,8 +230,19 @@ class FailureDetector:
         elif isinstance(error, RuntimeError):
             raise self._failed(call, error, waited_s) from error
         else:
-            # Interrupted midway (Ctrl-C): the peers are waiting for messages that never come.
-            self._break(call, Verdict((self._rank,), f"rank {self._rank} was interrupted"))
+            self._stopped(call, error)
+
+    def _stopped(self, call: Call, error: BaseException) -> None:
+        """Note that ``error`` ended ``call`` midway: the peers wait for messages that never come.
+
+        A process that Ctrl-C ends closes its connections by itself, and soon; one that raised may
+        go on.
+        """
+        whole = self._broken is None
+        self._break(call, Verdict((self._rank,), f"rank {self._rank} was interrupted"))
+        if whole and isinstance(error, Exception):
+            self._announce(Notice(call, "error", text=_first_line(error)))
+            self._disconnect()
 
     def _break(self, call: Call, verdict: Verdict) -> Verdict:
         """Note why the communicator is at its end, and tell the others; the first reason holds."""

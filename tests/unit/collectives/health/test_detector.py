@@ -5,8 +5,11 @@ from __future__ import annotations
 import threading
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
-from syncopate.collectives.health.blame import Call, Verdict
+import pytest
+
+from syncopate.collectives.health.blame import Call, Notice, Verdict
 from syncopate.collectives.health.detector import FailureDetector
 from syncopate.errors import CollectiveError
 from tests.children import HANGS_S
@@ -43,3 +46,28 @@ def test_channels_that_fail_together_wait_for_one_diagnosis() -> None:
     assert told == [Verdict((1,), "by channel 0")]
     assert {(error.ranks, str(error)) for error in found} == {(found[0].ranks, str(found[0]))}
     assert found[0].ranks == (1,)
+
+
+@pytest.mark.parametrize(
+    ("broken", "error", "says"),
+    [
+        (None, ZeroDivisionError("a bug"), "ZeroDivisionError: a bug"),
+        (None, KeyboardInterrupt(), None),  # the process ends
+        (("#1", Verdict((1,), "rank 1 was lost")), ZeroDivisionError("a bug"), None),
+    ],
+)
+def test_a_rank_that_raises_amid_a_collective_tells_the_others(
+    broken: tuple[str, Verdict] | None, error: BaseException, says: str | None
+) -> None:
+    detector: Any = object.__new__(FailureDetector)
+    announced: list[Notice] = []
+    told: list[Verdict] = []
+    detector._broken, detector._rank, detector._interrupted = broken, 2, False
+    detector._monitor = SimpleNamespace(tell=told.append)
+    detector._in_flight = SimpleNamespace(leave=lambda _: None)
+    detector._announce, detector._disconnect = announced.append, Mock(return_value=())
+    detector._ended(CALL, error, 1.0)
+    assert told == ([] if broken else [Verdict((2,), "rank 2 was interrupted")])
+    assert [each.text for each in announced] == ([] if says is None else [says])
+    assert [each.kind for each in announced] == ["error"] * len(announced)
+    assert detector._disconnect.call_count == len(announced)
