@@ -164,11 +164,9 @@ class Runner:
         if recipe.collective in native.ROOTED:
             rooted = native.ROOTED[recipe.collective]
             return lambda target: rooted(self._native, target, recipe.root)
-        if recipe.collective in native.SHARDED:
-            sharded = native.SHARDED[recipe.collective]
-            return lambda target: sharded(self._native, target, form.bounds)
-        run = native.WITHOUT_ROOT[recipe.collective]
-        return lambda target: run(self._native, target)
+        run: Callable[..., None] = native.WITHOUT_ROOT[recipe.collective]
+        bounds = () if form.bounds is None else (form.bounds,)
+        return lambda target: run(self._native, target, *bounds)
 
     def here(self, work: Work) -> Work:
         """Return ``work`` to be run on any thread, as if it ran on this one.

@@ -130,10 +130,10 @@ WITHOUT_ROOT = {
     "reduce_scatter": Native.reduce_scatter,
     "all_gather": Native.all_gather,
 }
-"""The backend's own version of each collective without a root that also has schedules."""
+"""The backend's own version of each collective without a root that also has schedules.
 
-SHARDED = {"reduce_scatter": Native.reduce_scatter, "all_gather": Native.all_gather}
-"""Those of them with shards, whose bounds they take last."""
+Those with shards take their bounds last.
+"""
 
 ROOTED = {"broadcast": Native.broadcast, "reduce": Native.reduce}
 """The same for the collectives that have a root, which they take last."""

@@ -30,7 +30,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol
 
 import msgspec
 
@@ -94,35 +93,6 @@ class News(msgspec.Struct, frozen=True):
     failed: bool = False
 
 
-class KeepAlive(Protocol):
-    """One rank's end of the connections: :meth:`look` belongs to one thread, the rest to all.
-
-    Attributes:
-        silent: ranks whose hosts do not answer this one, with the hosts' names.
-        doubtful: whether it may as well be this host that the others do not hear.
-        lost: ranks that died, with their hosts' names and when, by ``time.monotonic``.
-        news: what the hub said last.
-    """
-
-    silent: dict[int, str]
-    doubtful: bool
-    lost: dict[int, tuple[str, float]]
-    news: News
-
-    @property
-    def connected(self) -> bool:
-        """Whether this end would learn of any other rank's death."""
-
-    def look(self) -> None:
-        """Take note of what the kernel found out; blocks for a second or two at most."""
-
-    def tell(self, news: News) -> None:
-        """Tell the other ends."""
-
-    def close(self) -> None:
-        """Close the connections; they need not be open."""
-
-
 def silence_s() -> float:
     """Return how long a host may be silent, in seconds; 0 for as long as it likes.
 
@@ -140,8 +110,17 @@ def silence_s() -> float:
     return seconds
 
 
-class Unconnected:
-    """The end of a rank without connections, and what the other ends start with."""
+class KeepAlive:
+    """One rank's end of the connections: :meth:`look` belongs to one thread, the rest to all.
+
+    As it is here it has none.
+
+    Attributes:
+        silent: ranks whose hosts do not answer this one, with the hosts' names.
+        doubtful: whether it may as well be this host that the others do not hear.
+        lost: ranks that died, with their hosts' names and when, by ``time.monotonic``.
+        news: what the hub said last.
+    """
 
     def __init__(self) -> None:
         self.silent: dict[int, str] = {}
@@ -151,17 +130,17 @@ class Unconnected:
 
     @property
     def connected(self) -> bool:
-        """See :attr:`KeepAlive.connected`."""
+        """Whether this end would learn of any other rank's death."""
         return False
 
     def look(self) -> None:
-        """See :meth:`KeepAlive.look`."""
+        """Take note of what the kernel found out; blocks for a second or two at most."""
 
     def tell(self, news: News) -> None:
-        """See :meth:`KeepAlive.tell`."""
+        """Tell the other ends."""
 
     def close(self) -> None:
-        """See :meth:`KeepAlive.close`."""
+        """Close the connections; they need not be open."""
 
 
 class _Line:
@@ -218,7 +197,7 @@ class _Line:
             self.connection.send(msgspec.json.encode(news) + b"\n")
 
 
-class Hub(Unconnected):
+class Hub(KeepAlive):
     """The end of rank 0.
 
     Args:
@@ -324,7 +303,7 @@ class Hub(Unconnected):
             self.lost = {**self.lost, rank: (host, time.monotonic())}
 
 
-class Spoke(Unconnected):
+class Spoke(KeepAlive):
     """The end of every other rank.
 
     Made before any collective can fail, so that the hub knows of every rank that dies.

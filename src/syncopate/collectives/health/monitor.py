@@ -350,7 +350,7 @@ class Monitor:
         """Return this rank's end; an unconnected one where there is no store to meet by."""
         address = transport.store_address()
         if address is None:
-            return keepalive.Unconnected()
+            return keepalive.KeepAlive()
         try:
             secret = secret_of(transport.job_store())
             if self._rank != keepalive.HUB:
@@ -358,10 +358,10 @@ class Monitor:
                 return keepalive.Spoke(find, self._rank, self._silence_s, secret)
             hub = keepalive.Hub(address, self._silence_s, secret, len(self._notices.ranks))
         except (OSError, RuntimeError):
-            return keepalive.Unconnected()
+            return keepalive.KeepAlive()
         try:
             self._notices.put_meeting(hub.meeting)
         except RuntimeError:
             hub.close()
-            return keepalive.Unconnected()
+            return keepalive.KeepAlive()
         return hub
