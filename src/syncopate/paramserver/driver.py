@@ -60,7 +60,7 @@ class Driver:
     """Lets one thread at a time drive."""
 
     def __init__(self, driven: Driven, name: str) -> None:
-        """Start the thread in the background, called ``name``."""
+        """Make the thread in the background, called ``name``; :meth:`start` starts it."""
         self._driven = driven
         self._turn = threading.Lock()
         # The thread that has it waits for something, and has the turn or is about to.

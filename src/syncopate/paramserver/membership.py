@@ -11,7 +11,6 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 
 from syncopate.paramserver.wire.sockets import Wire
 from syncopate.protocol import actions as act
@@ -38,25 +37,23 @@ class Membership:
     All methods may be called by any thread.
     """
 
-    def __init__(
-        self, wire: Wire, machine: MemberMachine, scheduler: str, tell: Callable[[], None]
-    ) -> None:
-        """Begin.
+    def __init__(self, wire: Wire, register: msg.Register, limits: Limits, scheduler: str) -> None:
+        """Join a job by a connection beside ``wire``, which is woken when there is news.
 
         Args:
-            wire: this thread's own.
-            machine: what it says.
+            wire: of the node.
+            register: how this process introduces itself.
+            limits: what it waits for.
             scheduler: the scheduler's address.
-            tell: called when there is news.
         """
-        self._wire = wire
-        self._machine = machine
-        self._tell = tell
+        self._machine = MemberMachine(register, limits, scheduler)
+        self._wire = wire.beside()
+        self._tell = wire.wake
         self._news: deque[Action] = deque()
         self._lock = threading.Lock()
         self._to_say: deque[act.Send] = deque()
         self._clock = AwakeClock()
-        wire.connect(SCHEDULER, scheduler)
+        self._wire.connect(SCHEDULER, scheduler)
         self._thread = threading.Thread(target=self._run, name="syncopate-heartbeat", daemon=True)
         self._thread.start()
 
@@ -143,16 +140,3 @@ class Membership:
             action = self._to_say.popleft()
             self._wire.send(action.to, action.message, action.priority)
         self._wire.flush()
-
-
-def membership(wire: Wire, register: msg.Register, limits: Limits, scheduler: str) -> Membership:
-    """Join a job by a connection beside ``wire``, which is woken when there is news.
-
-    Args:
-        wire: of the node.
-        register: how this process introduces itself.
-        limits: what it waits for.
-        scheduler: the scheduler's address.
-    """
-    machine = MemberMachine(register, limits, scheduler)
-    return Membership(wire.beside(), machine, scheduler, wire.wake)

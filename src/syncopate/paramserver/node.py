@@ -6,7 +6,7 @@ import secrets
 import time
 from collections.abc import Callable
 
-from syncopate.paramserver.membership import TICK_S, membership
+from syncopate.paramserver.membership import TICK_S, Membership
 from syncopate.paramserver.wire.sockets import Arrival, Wire
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
@@ -41,7 +41,7 @@ class Node:
         """
         self.wire = wire
         wire.tap.counters.queued = wire.queued
-        self.member = membership(wire, register, limits, scheduler)
+        self.member = Membership(wire, register, limits, scheduler)
         self._ticked_s = 0.0
         self._clock = AwakeClock()
 

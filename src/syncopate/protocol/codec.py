@@ -48,7 +48,6 @@ FromServer = (
     | msg.Rows
     | msg.TableState
     | msg.Share
-    | msg.Abort
     | msg.Refused
 )
 

@@ -18,8 +18,8 @@ worker     server                 :class:`Hello`, :class:`Declare`, :class:`Push
                                   a payload
 server     worker                 :class:`Welcome`, :class:`HelloWanted`, :class:`Ack`,
                                   :class:`Weights` and :class:`State` with a payload,
-                                  :class:`Share`, :class:`Abort`; of tables :class:`Rows` and
-                                  :class:`TableState` with a payload
+                                  :class:`Share`; of tables :class:`Rows` and :class:`TableState`
+                                  with a payload
 any        any                    :class:`Refused`
 =========  =====================  =================================================================
 """

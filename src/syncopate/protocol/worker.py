@@ -202,7 +202,7 @@ class WorkerMachine:
             return [*self._norms.take(server, message)]
         if isinstance(message, msg.Welcome):
             return self._welcome(server, message, now_s)
-        if isinstance(message, msg.Abort | msg.Refused):
+        if isinstance(message, msg.Refused):
             return [act.Fail(f"server {server}: {message.reason}")]
         # One hello answers all that a server asked before it came.
         late = now_s - self._links[server].asked_s >= self._limits.retry_s / 4

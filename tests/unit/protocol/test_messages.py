@@ -74,7 +74,6 @@ ALL = [
     (codec.FromServer, msg.State(4, 7, 12, ("momentum",))),
     (codec.FromServer, msg.Rows(2**30, 7, 12)),
     (codec.FromServer, msg.TableState(2**30, 7, 12, 1000, 4, ("sum",))),
-    (codec.FromServer, msg.Abort("why")),
     (codec.FromServer, msg.Refused("why")),
 ]
 

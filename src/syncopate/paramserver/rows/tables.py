@@ -265,7 +265,7 @@ class Tables:
     ) -> Handle:
         """Receive the rows ``ids``, ascending, into ``found``, and call ``finish``."""
         table, _, slices = self._declared[key]
-        each = max(1, self._most_bytes // (table.row_bytes()))
+        each = max(1, self._most_bytes // table.row_bytes())
         wanted: dict[int, list[tuple[Ids, Tensor | slice]]] = {}
         for piece, here in zip(slices, self._spread(ids), strict=True):
             own = ids if here is None else ids[here]
