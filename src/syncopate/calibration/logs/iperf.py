@@ -15,13 +15,14 @@ from typing import Any
 
 import msgspec
 
+from syncopate.artifacts.artifact import TOO_DEEP
 from syncopate.artifacts.overlap import TCP
 from syncopate.calibration.logs.measured import LinkLog
 from syncopate.errors import ArtifactError
 
 _ROW = re.compile(
-    r"\[\s*(SUM|\d+)\]\s*(?:\[([TR]X-[CS])\])?\s*([\d.]+)\s*-\s*([\d.]+)\s+s(?:ec)?\s+"
-    r"[\d.]+\s+\w*Bytes\s+([\d.]+)\s+([KMGT]?)(bits|Bytes)/s(?:ec)?\s*(.*)"
+    r"\[\s*(SUM|\d+)\]\s*(?:\[([TR]X-[CS])\])?\s*(\d+\.?\d*)\s*-\s*(\d+\.?\d*)\s+s(?:ec)?\s+"
+    r"[\d.]+\s+\w*Bytes\s+(\d+\.?\d*)\s+([KMGT]?)(bits|Bytes)/s(?:ec)?\s*(.*)"
 )
 _BEGINS = re.compile(r"Connecting to host \S+, port|Server listening on \d+|iperf 3\.|iperf Done")
 _DECIMAL = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
@@ -110,6 +111,8 @@ def _document(path: str, text: str) -> dict[str, Any]:
             reason = f"not valid JSON (damaged or truncated): {error}"
             raise ArtifactError(path, reason) from None
         return _of_stream(path, lines)
+    except RecursionError:
+        raise ArtifactError(path, TOO_DEEP) from None
     if not isinstance(found, dict):
         raise ArtifactError(path, f"expected an object of iperf3, found a {type(found).__name__}")
     return found
@@ -120,8 +123,8 @@ def _of_stream(path: str, lines: Sequence[str]) -> dict[str, Any]:
     for line in lines:
         try:
             event = msgspec.json.decode(line)
-        except msgspec.DecodeError:
-            continue  # the last line may be cut off
+        except (msgspec.DecodeError, RecursionError):
+            continue  # damaged; the last line may be cut off
         if isinstance(event, dict) and event.get("event") in ("start", "end", "error"):
             found[event["event"]] = event.get("data")
     if not found:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from syncopate.artifacts.artifact import TOO_DEEP
 from syncopate.errors import ArtifactError
 
 _PLACES = ("out_of_place", "in_place")
@@ -34,6 +35,8 @@ def as_lines(path: str, text: str) -> list[tuple[str, str]]:
     except msgspec.DecodeError as error:
         reason = f"not valid JSON (damaged or truncated): {error}"
         raise ArtifactError(path, reason) from None
+    except RecursionError:
+        raise ArtifactError(path, TOO_DEEP) from None
     results = document.get("results") if isinstance(document, dict) else None
     if not isinstance(results, list) or not results:
         raise ArtifactError(path, "JSON of nccl-tests without results")

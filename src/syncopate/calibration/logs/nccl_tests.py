@@ -34,7 +34,7 @@ _TYPES = (
 _OPERATIONS = "sum|prod|max|min|avg|mulsum|none|all"
 _ROW = re.compile(rf"\s*(\d+)\s+(\d+)\s+({_TYPES})\s+({_OPERATIONS})\b(.*)")
 _HEADER = re.compile(r"#\s+(?:size\s+count|bytes\s+N)\s+type\s+(?:redop|op)\b(.*)")
-_NUMBERS = re.compile(r"\s*(?:(?:[-+:0-9.e]+|N/A|nan|inf)\s*)+", re.IGNORECASE)
+_NUMBERS = re.compile(r"\s*(?:(?:[-+:0-9.e]|N/A|nan|inf)\s*)+", re.IGNORECASE)
 _RANK = re.compile(
     r"#\s+Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+"
     r"\s+\[[^\]]*\]\s*(.*)"
@@ -196,7 +196,7 @@ def _complete(table: _Table, text: str) -> None:
     columns = table.columns or (*(("root",) if len(values) % 4 == 1 else ()), *_TIMES, *_TIMES)
     found: list[float] = []
     for at, name in enumerate(columns):
-        if name == "root" and values:
+        if name == "root" and at < len(values):
             table.roots.add(values[at])
         # The last piece of a row that was cut off may be a part of a number.
         if name != "time" or len(values) < at + len(_TIMES):

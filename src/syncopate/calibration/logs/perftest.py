@@ -7,6 +7,7 @@ bandwidth keeps many messages under way, so that even its small ones say nothing
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 
@@ -82,10 +83,9 @@ class _Title:
 
 def _is_number(text: str) -> bool:
     try:
-        float(text)
+        return math.isfinite(float(text))
     except ValueError:
         return False
-    return True
 
 
 def _rate(path: str, found: dict[str, float], title: _Title) -> float | None:

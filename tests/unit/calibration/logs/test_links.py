@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from syncopate.artifacts.artifact import TOO_DEEP
 from syncopate.artifacts.overlap import RDMA, TCP
 from syncopate.calibration.logs.iperf import is_iperf, read_iperf
 from syncopate.calibration.logs.measured import LinkLog
@@ -65,6 +66,8 @@ class TestIperf:
             # Cut off before the summary: intervals.
             (IPERF[: IPERF.index("[  5]   0.00-2.00")], (9.40 + 9.20) / 2),
             (IPERF[: IPERF.index("[  5]   0.00-2.00") - 200], 9.40),
+            # A row that another process wrote into.
+            (IPERF + "[SUM]   0.00-2.0.04 sec  9 GBytes  9.9.8 Gbits/sec  receiver\n", 9.22),
             ("0: " + IPERF.replace("\n", "\n0: "), 9.22),
             # In both directions, the better one.
             (re.sub(r"\[SUM\]( .*receiver)", r"[SUM][TX-C]\1\n[SUM][RX-C] 0.00-2.04 sec  "
@@ -98,6 +101,7 @@ class TestIperf:
             json.dumps({"event": "start", "data": whole["start"]}),
             json.dumps({"event": "interval", "data": {}}),
             json.dumps({"event": "end", "data": whole["end"]}),
+            '{"event": ' + "[" * 200_000,
             '{"event": "e',
         ]
         assert gbit(iperf("\n".join(lines))) == pytest.approx(9.4)
@@ -121,6 +125,10 @@ class TestIperf:
         with pytest.raises(ArtifactError) as raised:
             iperf(text)
         assert said in str(raised.value)
+
+    def test_json_that_is_too_deep(self) -> None:
+        with pytest.raises(ArtifactError, match=TOO_DEEP):
+            iperf('{"start": {"connected": ' + "[" * 200_000)
 
 
 class TestPerftest:
@@ -161,6 +169,7 @@ class TestPerftest:
         ("text", "said"),
         [
             (BW[: BW.index("Conflicting")], "no row can be read"),
+            (re.sub(r"\n \d+ ", r"\n nan ", LAT), "no row can be read"),
             (BW.replace("MB/sec", "parsec"), "a rate in parsec; known: MB/sec, Gb/sec"),
         ],
     )

@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from syncopate.artifacts.artifact import TOO_DEEP
 from syncopate.artifacts.overlap import RDMA, TCP
 from syncopate.calibration.logs.measured import CollectiveLog
 from syncopate.calibration.logs.nccl_json import as_lines, is_nccl_json
@@ -113,6 +114,18 @@ def test_rows_that_contradict_themselves_are_left_out() -> None:
     found = read(mixed)
     assert len(found.samples) == len(written.SIZES) - 1
     assert "1 row left out" in found.remarks[0]
+
+
+def test_a_long_line_of_dashes_takes_no_time() -> None:
+    banner = "-" * 60 + " my runs " + "-" * 60 + "\n"
+    assert seconds(read(banner + PLAIN)) == EXPECTED
+
+
+def test_a_row_without_its_last_column() -> None:
+    header = "#  size  count  type  redop" + "  time  algbw  busbw  #wrong" * 2 + "  root\n"
+    row = "1048576  262144  float  sum" + "  100.0  10.49  20.32  0" * 2 + "\n"
+    found = read("all_reduce_perf\n" + written.nccl_tests(sizes=()) + header + row)
+    assert seconds(found) == {1048576: pytest.approx([1e-4, 1e-4])}
 
 
 def test_wrong_data_is_told() -> None:
@@ -244,6 +257,11 @@ def test_json_that_is_damaged(text: str, said: str) -> None:
     with pytest.raises(ArtifactError) as raised:
         as_lines("log", text)
     assert said in str(raised.value)
+
+
+def test_json_that_is_too_deep() -> None:
+    with pytest.raises(ArtifactError, match=TOO_DEEP):
+        as_lines("log", '{"nccl_version": ' + "[" * 200_000)
 
 
 @pytest.mark.parametrize(
