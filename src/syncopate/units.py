@@ -6,6 +6,7 @@ mebibytes and gigabits only where something is printed, and only through this mo
 
 from __future__ import annotations
 
+import math
 import re
 
 from syncopate.errors import InvalidValueError, UnknownNameError
@@ -66,11 +67,13 @@ _QUANTITY = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([a-z]*)\s*", r
 
 def _parse(text: str, units: dict[str, float], what: str, example: str) -> float:
     match = _QUANTITY.fullmatch(text)
-    if match is None or match.group(2).lower() not in units:
-        raise InvalidValueError(
-            what, text, f"a number and one of {', '.join(u for u in units if u)}, such as {example}"
-        )
-    return float(match.group(1)) * units[match.group(2).lower()]
+    if match is not None and match.group(2).lower() in units:
+        found = float(match.group(1)) * units[match.group(2).lower()]
+        if math.isfinite(found):
+            return found
+    raise InvalidValueError(
+        what, text, f"a number and one of {', '.join(u for u in units if u)}, such as {example}"
+    )
 
 
 def dtype_bytes(dtype: str) -> int:

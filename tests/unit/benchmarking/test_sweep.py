@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from syncopate.artifacts.results.benchmark import geometric
@@ -16,11 +18,18 @@ def test_sizes_grow_by_a_factor_up_to_the_last():
     assert geometric(1024, 1024, 2) == (1024,)
     assert geometric(1, 4, 1.5) == (1, 2, 3)
     assert geometric(4, 64 * MIB, 4)[-1] == 64 * MIB
+    assert geometric(4, 64, math.inf) == geometric(4, 64, 1e308) == (4,)
 
 
 @pytest.mark.parametrize(
     ("arguments", "what"),
-    [((0, 4, 2), "first size"), ((8, 4, 2), "last size"), ((4, 8, 1), "factor")],
+    [
+        ((0, 4, 2), "first size"),
+        ((8, 4, 2), "last size"),
+        ((4, 8, 1), "factor"),
+        ((4, 8, math.nan), "factor"),
+        ((1, 64 * MIB, 1 + 1e-15), "factor .* at most 65536 sizes"),
+    ],
 )
 def test_a_row_that_does_not_grow_is_refused(arguments, what):
     with pytest.raises(InvalidValueError, match=what):

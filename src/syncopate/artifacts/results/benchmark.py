@@ -41,6 +41,9 @@ PEERS = ("gloo", "mpi")
 and those of an MPI library."""
 
 
+_MOST_SIZES = 1 << 16
+
+
 def geometric(first: int, last: int, factor: float) -> tuple[int, ...]:
     """Return ``first``, ``first * factor``, .. up to ``last``, rounded to whole bytes.
 
@@ -53,8 +56,10 @@ def geometric(first: int, last: int, factor: float) -> tuple[int, ...]:
         raise InvalidValueError("last size", last, f"at least the first, {first}")
     if not factor > 1:
         raise InvalidValueError("factor", factor, "a number > 1")
+    if math.log(last) - math.log(first) > _MOST_SIZES * math.log(factor):
+        raise InvalidValueError("factor", factor, f"one that makes at most {_MOST_SIZES} sizes")
     sizes, size = [], float(first)
-    while round(size) <= last:
+    while math.isfinite(size) and round(size) <= last:
         sizes.append(round(size))
         size *= factor
     return tuple(dict.fromkeys(sizes))
