@@ -87,8 +87,12 @@ class PlannerProcess:
                 pickle.dump((work, arguments), process.stdin)
                 process.stdin.flush()
                 answer: Answer = pickle.load(process.stdout)
-        except (OSError, ValueError, EOFError, pickle.UnpicklingError):
+        except (OSError, EOFError):
             answer = (None, f"the process that plans ended with {process.wait()}")
+        except Exception as error:  # half a question, or no answer: the next would be none either
+            process.kill()
+            process.wait()
+            answer = (None, f"the process that plans gave no answer: {error}")
         _settle(future, answer)
 
     def close(self) -> None:
@@ -150,4 +154,6 @@ def serve(questions: BinaryIO, answers: BinaryIO) -> None:
 
 
 if __name__ == "__main__":
-    serve(sys.stdin.buffer, sys.stdout.buffer)
+    with contextlib.suppress(BrokenPipeError), os.fdopen(os.dup(1), "wb") as _answers:
+        os.dup2(2, 1)  # what a policy prints is no answer
+        serve(sys.stdin.buffer, _answers)

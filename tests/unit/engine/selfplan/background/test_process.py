@@ -66,6 +66,18 @@ def test_a_refusal_comes_back_as_it_was_said(aside: PlannerProcess) -> None:
     assert aside.run("operator:add", 1, 2).result(WITHIN_S) == 3
 
 
+def test_what_it_prints_is_no_answer(aside: PlannerProcess) -> None:
+    assert aside.run("os:write", 1, b"a policy says\n").result(WITHIN_S) == 14
+    assert aside.run("operator:add", 1, 2).result(WITHIN_S) == 3
+
+
+def test_a_question_that_cannot_be_asked_is_refused(aside: PlannerProcess) -> None:
+    with pytest.raises(PlanError, match="the process that plans gave no answer"):
+        aside.run("builtins:repr", lambda: 1).result(WITHIN_S)
+    with pytest.raises(PlanError, match="the process that plans ended with -9"):
+        aside.run("operator:add", 1, 2).result(WITHIN_S)
+
+
 @pytest.mark.parametrize("work", [("os:_exit", 7), ("os:no_such_function",)])
 def test_an_end_in_the_midst_of_it_is_said(aside: PlannerProcess, work: tuple[object, ...]) -> None:
     lost = aside.run(*work)  # type: ignore[arg-type]
