@@ -78,12 +78,16 @@ class Settled(Artifact, frozen=True, kw_only=True):
 
 
 def folder() -> Path | None:
-    """Return where plans are kept; None where the user wants none."""
+    """Return where plans are kept; None where the user wants none, or has no home."""
     named = os.environ.get(VARIABLE)
-    if named is not None:
-        return None if named.lower() in OFF else Path(named).expanduser()
-    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(home).expanduser() / "syncopate"
+    if named is not None and named.lower() in OFF:
+        return None
+    where = Path(named or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "syncopate"))
+    try:
+        return where.expanduser()
+    except RuntimeError as error:
+        _LOGGER.warning("no plan is kept in %s: %s", where, error)
+        return None
 
 
 def path_of(facts: Mapping[str, str]) -> Path | None:
@@ -102,9 +106,7 @@ def _stem(facts: Mapping[str, str]) -> str:
 def read(facts: Mapping[str, str]) -> Settled | None:
     """Return the kept plan of a training, or None; a damaged file is named in the log."""
     path = path_of(facts)
-    if path is None or not path.exists():
-        return None
-    kept = _loaded(path)
+    kept = None if path is None else _loaded(path)
     # A hash is not a proof, and files get copied.
     return kept if kept is not None and kept.facts == dict(facts) else None
 
@@ -125,8 +127,8 @@ def find(facts: Mapping[str, str]) -> Iterator[Settled]:
 
 def _loaded(path: Path) -> Settled | None:
     try:
-        return Settled.load(path)
-    except ArtifactError as error:
+        return Settled.load(path) if path.exists() else None
+    except (ArtifactError, OSError) as error:
         _LOGGER.warning("the kept plan is not used: %s", error)
         return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pwd
 from pathlib import Path
 
 import msgspec
@@ -73,6 +74,32 @@ def test_a_folder_that_cannot_be_written_costs_no_training(
     with caplog.at_level(logging.WARNING, "syncopate"):
         assert cache.write(settled()) is None
     assert "not kept" in caplog.text
+
+
+def test_a_folder_that_cannot_be_looked_into_costs_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / ("long" * 100)))
+    with caplog.at_level(logging.WARNING, "syncopate"):
+        assert cache.read(FACTS) is None
+        assert cache.write(settled()) is None
+    assert "the kept plan is not used" in caplog.text
+
+
+def test_who_has_no_home_keeps_no_plan(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unknown(_: int) -> None:
+        raise KeyError("uid not found")
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    for name in (cache.VARIABLE, "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    with caplog.at_level(logging.WARNING, "syncopate"):
+        assert cache.folder() is None
+        assert cache.read(FACTS) is None
+        assert cache.write(settled()) is None
+    assert "no plan is kept in ~/.cache/syncopate" in caplog.text
 
 
 @pytest.mark.parametrize("word", ["off", "OFF", "0", ""])
