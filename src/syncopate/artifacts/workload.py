@@ -7,6 +7,7 @@ backward spends on each. That order and those times decide what can be merged an
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable
 from itertools import accumulate
 from typing import ClassVar
@@ -120,7 +121,7 @@ class Workload(Shown, Artifact, frozen=True, kw_only=True):
             require_time(what, getattr(self, what))
         names = [tensor.name for tensor in self.tensors]
         if len(set(names)) != len(names):
-            twice = sorted({name for name in names if names.count(name) > 1})
+            twice = sorted(name for name, times in Counter(names).items() if times > 1)
             raise InvalidValueError("name of tensors", twice, "unique")
         if self.forward_order and sorted(self.forward_order) != list(range(len(names))):
             raise InvalidValueError(

@@ -127,7 +127,8 @@ def traffic_of(
     by_name = {tensor.name: index for index, tensor in enumerate(workload.tensors)}
     held = [name for places in joined(buckets) for name in buckets[places[0]].tensors]
     if len(held) != len(by_name) or set(held) != set(by_name):
-        wrong = sorted(set(held) ^ set(by_name)) or sorted({n for n in held if held.count(n) > 1})
+        wrong = sorted(set(held) ^ set(by_name))
+        wrong = wrong or sorted(name for name, times in Counter(held).items() if times > 1)
         raise PlanError(
             f"the buckets and the workload {workload.model!r} do not hold the same gradients, "
             f"each once; at fault: {', '.join(wrong[:3])}. Profile this model and plan again"

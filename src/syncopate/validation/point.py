@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable
 from typing import ClassVar
 
@@ -142,7 +143,7 @@ class Validation(Shown, Artifact, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         names = [(point.kind, point.name) for point in self.points]
         if len(set(names)) != len(names):
-            twice = sorted({name for name in names if names.count(name) > 1})
+            twice = sorted(name for name, times in Counter(names).items() if times > 1)
             raise InvalidValueError("points", twice, "each kind and name once")
 
     def summary(self) -> tuple[str, ...]:

@@ -74,6 +74,11 @@ def test_a_forward_order_has_every_tensor_once():
             msgspec.structs.replace(workload, forward_order=wrong)
 
 
+def test_names_that_stand_twice_are_named_once_each():
+    with pytest.raises(InvalidValueError, match=r"name of tensors is \['a', 'b'\]"):
+        _workload(*map(_tensor, "babca"))
+
+
 def test_scaling_multiplies_every_time_and_nothing_else():
     workload = _workload(
         _tensor("a", 4, forward_s=0.5), _tensor("b", 3, 2.0, dtype="bfloat16", forward_s=0.25)
