@@ -423,7 +423,7 @@ def _add(
         computed_s=computed_s,
         pushes=alone(pushes),
         pulls=tuple(range(places[b], places[b] + 1) for b in sorted(order)),
-        behind=tuple((_needed_s(traffic, bucket), places[bucket]) for bucket in late),
+        behind=tuple((traffic.needed_s(bucket), places[bucket]) for bucket in late),
     )
 
 
@@ -437,12 +437,6 @@ def _pulls_behind(
 
 def _moved(pull: Pull, ready_s: float, piece: int) -> Collective:
     return Collective(ready_s, pull.duration_s, pull.startup_s, pull.channel, piece, pull.link)
-
-
-def _needed_s(traffic: Traffic, bucket: int) -> float:
-    pull = traffic.pulls[bucket]
-    assert pull is not None
-    return pull.needed_s
 
 
 def _iteration(workload: Workload, traffic: Traffic, result: Run, layout: Layout) -> Iteration:

@@ -75,7 +75,7 @@ class Serving:
         traffic, first = self._traffic, len(self._pieces)
         pulled = self._pull(first - 1) if pulls else {}
         waits: dict[float, list[int]] = {}
-        arriving = tuple((_needed_s(traffic, b), parts[-1]) for b, parts in pulled.items())
+        arriving = tuple((traffic.needed_s(b), parts[-1]) for b, parts in pulled.items())
         late = self._before.behind if self._before is not None else ()
         for needed_s, index in (*late, *(() if self._ahead else arriving)):
             waits.setdefault(needed_s, []).append(index)
@@ -146,9 +146,3 @@ class Serving:
         for index in range(count):
             self._collectives.append(part._replace(after=tuple(after[index : index + 1])))
         return range(start, len(self._collectives))
-
-
-def _needed_s(traffic: Traffic, bucket: int) -> float:
-    pull = traffic.pulls[bucket]
-    assert pull is not None
-    return pull.needed_s

@@ -111,6 +111,12 @@ class Traffic:
         order = pulled_in(self.pull_order, len(self.pulls)) if self.pulls else ()
         return tuple(bucket for bucket in order if self.pulls[bucket] is not None)
 
+    def needed_s(self, bucket: int) -> float:
+        """Return when forward needs the weights of a bucket that is pulled."""
+        pull = self.pulls[bucket]
+        assert pull is not None
+        return pull.needed_s
+
 
 def traffic_of(
     workload: Workload,
