@@ -270,7 +270,7 @@ def _of_ranks(
     several = play_ranks(
         workload,
         traffic,
-        cluster.interference,
+        workload.interference_on(cluster),
         paces,
         delay=plan.delay,
         closings=[[one for _, one in ends] for ends in closings],

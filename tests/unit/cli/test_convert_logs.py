@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from syncopate.artifacts.cluster import Cluster, Interference
+from syncopate.artifacts.workload import Workload
 from syncopate.cli.common.machines import machines
 from tests.unit.calibration.logs.written import BW, IPERF, LAT, nccl_tests
 
@@ -88,3 +90,7 @@ def test_what_is_assumed_is_said_where_it_is_used(run) -> None:
         assert "note: times: an assumption: the roofline of NVIDIA V100 SXM2" in err
         assert "note: overlap: an assumption: computation beside a collective at 84%" in err
     assert "note: " not in run("plan -w workload.json -c cluster.json")[2]
+    measured = replace(Workload.load("workload.json"), interference=Interference(compute_rate=0.9))
+    measured.save("measured.json")
+    code, _, err = run("plan -w measured.json --policy wfbp --network 10gbe --nodes 4 -o plan.json")
+    assert (code, "note: overlap" in err) == (0, False)

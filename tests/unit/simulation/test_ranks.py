@@ -100,6 +100,16 @@ def test_ranks_that_are_all_slower_are_a_slower_workload(
     np.testing.assert_allclose(mine.end_s, other.end_s, rtol=1e-9, atol=1e-12)
 
 
+def test_what_a_model_measured_of_overlap_holds_for_its_ranks_that_differ_too() -> None:
+    where, measured = cluster(), Interference(compute_rate=0.6, collective_stretch=1.3)
+    plan = plan_of("allreduce", where)
+    work = structs.replace(WORKLOAD, interference=measured)
+    varied = Variation(slow_ranks={0: 1.5})
+    found = simulate(work, plan, where, variation=varied)
+    expected = simulate(WORKLOAD, plan, cluster(measured), variation=varied)
+    assert found.duration_s == expected.duration_s
+
+
 def test_a_collective_begins_with_the_slowest_rank_and_the_others_wait_for_it() -> None:
     work = Workload(
         model="two",

@@ -241,9 +241,10 @@ def say_unlike(workload: Workload, cluster: Cluster) -> None:
     Ranks on CPUs share the cores of their host, so each computes the longer the more there are. And
     times of a device that is not at hand, or what overlap costs, may be assumptions.
     """
-    for what, metadata in ((TIMES, workload.metadata), (OVERLAP, cluster.metadata)):
-        if what in metadata:
-            note(f"{what}: {metadata[what]}")
+    if TIMES in workload.metadata:
+        note(f"{TIMES}: {workload.metadata[TIMES]}")
+    if OVERLAP in cluster.metadata and workload.interference is None:
+        note(f"{OVERLAP}: {cluster.metadata[OVERLAP]}")
     profiled = workload.metadata.get("ranks_per_host", "")
     if workload.metadata.get("device") != "cpu" or not profiled.isdecimal():
         return

@@ -44,11 +44,11 @@ def _draft(question: Question) -> Draft:
 
 
 def _partition(question: Question) -> Partition:
-    problem, interference = question.problem, question.cluster.interference
+    problem, workload = question.problem, question.workload
+    interference = workload.interference_on(question.cluster)
     first = optimal(problem)
     if problem.pulls is None and interference.is_ideal:
         return first
-    workload = question.workload
     computed_s = workload.forward_s + workload.backward_s
     stops = _stops(problem)
     found = [first, threshold(problem)]

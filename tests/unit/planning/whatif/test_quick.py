@@ -52,6 +52,16 @@ def test_plans_are_within_a_percent_of_the_full_search(network, interference):
     assert found.iteration_s <= (1 + NEAR) * full_s
 
 
+def test_what_a_model_measured_of_overlap_decides_as_that_of_a_cluster_does():
+    workload, cluster = _workload(), Cluster.preset("1gbe", 8)
+    measured = Interference(compute_rate=0.3, collective_stretch=2.0)
+    setting = replace(setting_of(cluster), exchange=ALLREDUCE)
+    found = quick.planned(replace(workload, interference=measured), cluster, setting)
+    expected = quick.planned(workload, replace(cluster, interference=measured), setting)
+    assert found.buckets == expected.buckets
+    assert found.prediction == expected.prediction
+
+
 def test_the_best_is_among_exchanges_whose_programs_are_ddps():
     slow = Cluster.preset("1gbe", 8)
     assert quick.planned(_workload(), slow, setting_of(slow)).exchange == DECOUPLED
