@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import typer
 
@@ -29,6 +30,8 @@ from syncopate.recipe import WIRE_DTYPES
 if TYPE_CHECKING:
     from syncopate.artifacts.results.whatif import WhatIf
     from syncopate.planning.whatif.study import Study
+
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)
@@ -101,8 +104,22 @@ def _machines(
         "oversubscription": oversubscription,
         "gpu_speed": _profiles(gpu_speed, named=True),
         "batch": _profiles(batch, named=False),
-        "levels": dict(map(_level, level or ())) or None,
+        "levels": _once("--level", map(_level, level or ())) or None,
     }
+
+
+def _once(option: str, given: Iterable[tuple[str, _Value]]) -> dict[str, _Value]:
+    """Return what an option says of each name.
+
+    Raises:
+        InvalidValueError: it has a name twice.
+    """
+    found: dict[str, _Value] = {}
+    for name, value in given:
+        if name in found:
+            raise InvalidValueError(option, name, f"given once for {name}")
+        found[name] = value
+    return found
 
 
 def _level(text: str) -> tuple[str, str]:
@@ -186,7 +203,7 @@ def _asked(
         typer.Option(help="The batch of a rank, where profile or run do not say it."),
     ] = None,
 ) -> _Asked:
-    given = dict(map(_share, items(uncertain)))
+    given = _once("--uncertain", map(_share, items(uncertain)))
     return _Asked(today, keep, None if prices is None else Prices.load(prices), given, samples)
 
 

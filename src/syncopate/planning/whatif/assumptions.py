@@ -46,9 +46,11 @@ def assumptions(work: Work, cluster: Cluster, settings: Sequence[Setting]) -> It
             "forward and backward take a time in proportion to the batch, and the update always "
             "the same: a second profile of another batch would measure it"
         )
-    if OVERLAP in cluster.metadata:
+    profiles = (work.base, *work.profiles.values())
+    measured = all(profile.interference is not None for profile in profiles)
+    if OVERLAP in cluster.metadata and not measured:
         yield f"overlap: {cluster.metadata[OVERLAP].removeprefix('an assumption: ')}"
-    elif cluster.interference.is_ideal:
+    elif cluster.interference.is_ideal and not measured:
         yield "computation and communication do not slow each other down: overlap is free"
     backend = (
         "rings, or trees where they are faster, as NCCL does it"

@@ -67,20 +67,26 @@ def seconds(value: str | float) -> float:
     Raises:
         InvalidValueError: it is none.
     """
-    found = value
     if isinstance(value, str):
         match = _TIME.fullmatch(value)
         found = float(match[1]) * _UNITS[(match[2] or "s").lower()] if match else math.nan
-    if not 0 <= float(found) < math.inf:
+    else:
+        found = _float(value)
+    if not 0 <= found < math.inf:
         raise InvalidValueError("latency", value, "a duration >= 0, such as 20us")
-    return float(found)
+    return found
+
+
+def _float(item: Any) -> float:
+    """Return a number; NaN where it is none."""
+    try:
+        return float(item)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
 
 
 def _number(axis: str, item: Any) -> float:
-    try:
-        found = float(item)
-    except (TypeError, ValueError):
-        found = math.nan
+    found = _float(item)
     if not 0 < found < math.inf:
         raise InvalidValueError(axis, item, "a finite number > 0")
     return found
@@ -102,11 +108,7 @@ def _counts(axis: str, item: Any) -> list[int]:
     return [item]
 
 
-def _range(
-    axis: str, text: str, first: int | None, last: int | None, step: int | None
-) -> list[int]:
-    assert first is not None
-    assert last is not None
+def _range(axis: str, text: str, first: int, last: int, step: int | None) -> list[int]:
     if first < 1 or last < first or step == 0:
         rule = "from an integer >= 1 up to one that is not smaller, by steps >= 1"
         raise InvalidValueError(axis, text, rule)

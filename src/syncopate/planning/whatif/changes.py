@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from syncopate.artifacts.plan import ALLREDUCE, DECOUPLED, FSDP, SERVED, SHARDED
 from syncopate.artifacts.results.whatif import DDP, Change, Setting
 from syncopate.planning.margins import EXACT
-from syncopate.planning.whatif.predictor import Predictor
+from syncopate.planning.whatif.predictor import Predictor, efficiency, throughput
 from syncopate.units import format_link, sold_as
 
 NOTHING, PROGRAM, HARDWARE, TRAINING = "nothing", "program", "hardware", "training"
@@ -150,14 +150,9 @@ def change_of(option: Option, now: float, predictor: Predictor, shifts: _Shifts 
         words=option.words,
         asks=option.asks,
         gain=reached / now - 1 if now else 0.0,
-        efficiency=min(compute_s / iteration_s, 1.0) if iteration_s > 0 else 1.0,
+        efficiency=efficiency(compute_s, iteration_s),
         iteration_s=iteration_s,
     )
-
-
-def throughput(setting: Setting, iteration_s: float) -> float:
-    """Return samples per second, or iterations of ranks where the batch is not known."""
-    return setting.ranks * (setting.batch or 1) / iteration_s if iteration_s > 0 else 0.0
 
 
 def ranked(changes: Iterable[Change]) -> tuple[Change, ...]:

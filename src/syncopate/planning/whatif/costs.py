@@ -15,7 +15,7 @@ def epoch_cost(prices: Prices, setting: Setting, throughput: float) -> float:
     Args:
         prices: of GPUs, nodes and links.
         setting: how many of them there are.
-        throughput: samples per second.
+        throughput: samples per second; 0: an iteration takes no time.
 
     Raises:
         InvalidValueError: the batch is not known, so that throughput counts no samples; or prices
@@ -30,7 +30,7 @@ def epoch_cost(prices: Prices, setting: Setting, throughput: float) -> float:
             gpu_hour = price
     node_hour = prices.node_hour + link_hour(prices, setting.bandwidth_bytes_per_s)
     hour = setting.nodes * (node_hour + setting.gpus_per_node * gpu_hour)
-    return prices.epoch_samples / throughput / 3600 * hour
+    return prices.epoch_samples / throughput / 3600 * hour if throughput > 0 else 0.0
 
 
 def link_hour(prices: Prices, bytes_per_s: float) -> float:

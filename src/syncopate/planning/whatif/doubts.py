@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 
 from syncopate.artifacts.results.whatif import DDP, Doubt, Setting
 from syncopate.planning.margins import INPUTS
-from syncopate.planning.whatif.changes import TIED, Option, change_of, throughput
-from syncopate.planning.whatif.predictor import Predictor
+from syncopate.planning.whatif.changes import TIED, Option, change_of
+from syncopate.planning.whatif.predictor import Predictor, throughput
 
 RIVALS = 3
 """So many of the changes that gain most are predicted again."""

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from syncopate.artifacts.results.whatif import DDP, LinkNeeded, Prices, Setting
 from syncopate.planning.margins import EXACT
 from syncopate.planning.whatif.costs import epoch_cost
-from syncopate.planning.whatif.predictor import Predictor
+from syncopate.planning.whatif.predictor import Predictor, throughput
 from syncopate.units import SOLD_GBIT, parse_link, sold_as
 
 CLOSE = 0.05
@@ -57,6 +57,7 @@ def link_needed(
             nodes=setting.nodes, today=today, link="", bandwidth_bytes_per_s=0.0,
             least_bytes_per_s=0.0,
         )  # fmt: skip
+    least = _least(keeps, named[0], enough) if exactly else 0.0
     costs = None
     if predictor.prices is not None:
         costs = {rate: _cost(setting, rate, today, predictor) for rate in named if rate >= enough}
@@ -66,7 +67,7 @@ def link_needed(
         today=today,
         link=sold_as(enough),
         bandwidth_bytes_per_s=enough,
-        least_bytes_per_s=_least(keeps, named[0]) if exactly else 0.0,
+        least_bytes_per_s=least,
         epoch_cost=None if costs is None else costs[enough],
     )
 
@@ -77,10 +78,10 @@ def _names(prices: Prices | None) -> list[str]:
     return [f"{gbit}g" for gbit in SOLD_GBIT]
 
 
-def _least(keeps: Callable[[float], bool], start: float) -> float:
-    """Return the least rate that keeps the efficiency, which some does."""
+def _least(keeps: Callable[[float], bool], start: float, enough: float) -> float:
+    """Return the least rate that keeps the efficiency, as ``enough`` does."""
     high = start
-    while not keeps(high):
+    while high < enough and not keeps(high):
         high *= 2
     low = high / 2
     while keeps(low) and low > 1:
@@ -95,4 +96,4 @@ def _cost(setting: Setting, rate: float, today: str, predictor: Predictor) -> fl
     assert predictor.prices is not None
     at: Setting = replace(setting, bandwidth_bytes_per_s=rate)
     iteration_s = predictor.iteration_s(at, ddp=today == DDP, shifts=EXACT)
-    return epoch_cost(predictor.prices, at, at.ranks * (at.batch or 1) / iteration_s)
+    return epoch_cost(predictor.prices, at, throughput(at, iteration_s))

@@ -13,7 +13,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from syncopate.artifacts.cluster import Cluster
-from syncopate.artifacts.plan import Plan, Prediction
+from syncopate.artifacts.plan import Plan
 from syncopate.artifacts.results.whatif import Outcome, Point, Prices, Setting
 from syncopate.artifacts.workload import Workload
 from syncopate.costs.model.bound import iteration_bound_s
@@ -119,16 +119,15 @@ class Predictor:
         found = with_interval(found, shifted_s, self.margins.method)
         assert found.low_s is not None
         assert found.high_s is not None
-        samples = (setting.batch or 1) * setting.ranks
         return Outcome(
             policy=plan.policy,
             exchange=plan.exchange,
             buckets=len(plan.buckets),
             prediction=found,
-            throughput=_over(samples, found.iteration_s),
-            low_throughput=_over(samples, found.high_s),
-            high_throughput=_over(samples, found.low_s),
-            efficiency=_efficiency(found),
+            throughput=throughput(setting, found.iteration_s),
+            low_throughput=throughput(setting, found.high_s),
+            high_throughput=throughput(setting, found.low_s),
+            efficiency=efficiency(found.compute_s, found.iteration_s),
         )
 
     def _shifted_s(self, setting: Setting, plan: Plan, ends: tuple[float, ...]) -> float:
@@ -159,9 +158,11 @@ class Predictor:
         return workload, cluster
 
 
-def _over(samples: float, seconds: float) -> float:
-    return samples / seconds if seconds > 0 else 0.0
+def throughput(setting: Setting, iteration_s: float) -> float:
+    """Return samples per second, or iterations of ranks where the batch is not known."""
+    return setting.ranks * (setting.batch or 1) / iteration_s if iteration_s > 0 else 0.0
 
 
-def _efficiency(found: Prediction) -> float:
-    return min(found.compute_s / found.iteration_s, 1.0) if found.iteration_s > 0 else 1.0
+def efficiency(compute_s: float, iteration_s: float) -> float:
+    """Return which share of an iteration is computation."""
+    return min(compute_s / iteration_s, 1.0) if iteration_s > 0 else 1.0

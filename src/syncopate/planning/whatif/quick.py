@@ -88,10 +88,9 @@ def planned(workload: Workload, cluster: Cluster, setting: Setting) -> Plan:
         UnknownNameError: no such exchange, policy or algorithm.
         InvalidValueError: settings that do not go together.
     """
-    exchanges = _exchanges(setting)
     plans = []
     refused: list[UnknownNameError] = []
-    for exchange in exchanges:
+    for exchange in _exchanges(setting):
         costs: Costs | None = None
         if exchange == SERVED and setting.servers:
             costs = served_costs(cluster, setting.servers)
@@ -115,8 +114,7 @@ def planned(workload: Workload, cluster: Cluster, setting: Setting) -> Plan:
     limit_s = (1 + NEAR) * min(plan.expected_s for plan in plans)
     found = next(plan for plan in plans if plan.expected_s <= limit_s)
     if setting.pull_period:
-        costs = served_costs(cluster, setting.servers or None) if SERVED in exchanges else None
-        return with_delay(found, Delay(k=setting.pull_period), workload, cluster, costs)
+        return with_delay(found, Delay(k=setting.pull_period), workload, cluster)
     if setting.local_sgd:
         local = found.delayed(LocalSGD(period=setting.local_sgd))
         return replace(local, prediction=predict(workload, local, cluster))

@@ -18,6 +18,7 @@ from syncopate.artifacts.results.whatif import (
     Setting,
 )
 from syncopate.planning.whatif.changes import NOTHING, WORTH
+from syncopate.planning.whatif.predictor import efficiency
 from syncopate.units import format_count, format_link, format_rate, format_seconds
 
 _MOST_SERIES = 6
@@ -109,27 +110,24 @@ def _limit(points: Sequence[Point], today: str, keep: float) -> str:
 def _efficiency_words(found: Outcome) -> str:
     """Return an efficiency with the ends of its interval: ``"70%, 54% to 88%"``."""
     prediction = found.prediction
-    ends = [
-        min(prediction.compute_s / seconds, 1.0) if seconds else 1.0
-        for seconds in (prediction.high_s, prediction.low_s)
-    ]
     said = f"{found.efficiency:.0%}"
-    low, high = (f"{end:.0%}" for end in ends)
+    low, high = (
+        f"{efficiency(prediction.compute_s, seconds or 0.0):.0%}"
+        for seconds in (prediction.high_s, prediction.low_s)
+    )
     return said if low == high == said else f"{said}, {low} to {high}"
 
 
 def best_change(changes: Sequence[Change], base: Point, today: str) -> Iterator[str]:
     """Yield which change gains most, which of those that cost nothing, or that none does."""
-    found = base.by(today)
     network = [one for one in changes if one.kind not in _COMPUTING]
     best = max((one.gain for one in network), default=0.0)
     if best < WORTH:
-        share = found.prediction.compute_s / found.prediction.iteration_s
         helps = any(one.kind == "batch" and one.gain >= WORTH for one in changes)
         left = "faster devices and larger batches are" if helps else "faster devices are"
         yield (
             f"no other network, plan, exchange or delay gains {WORTH:.0%}: computation is "
-            f"{share:.0%} of an iteration already; {left} what is left"
+            f"{base.by(today).efficiency:.0%} of an iteration already; {left} what is left"
         )
     if changes and changes[0].gain >= WORTH:
         gains = f"{changes[0].words}, {times(changes[0].gain)} the throughput"

@@ -189,6 +189,15 @@ def test_ctrl_c_before_the_first_point_writes_nothing(run, monkeypatch):
         ("workload.json --network 10gbe --nodes 4 --today now", "unknown way of today 'now'"),
         ("workload.json --network 10gbe --nodes 4 --uncertain bandwidth", "--uncertain is"),
         ("workload.json --network 10gbe --nodes 4 --level rack", "--level is 'rack'"),
+        (
+            "workload.json --network 10gbe --nodes 4 --level host.latency=1us "
+            "--level host.latency=1ms",
+            "--level is 'host.latency'; it must be given once",
+        ),
+        (
+            "workload.json --network 10gbe --nodes 4 --uncertain latency=1%,latency=90%",
+            "--uncertain is 'latency'; it must be given once",
+        ),
         ("workload.json --network 10gbe --nodes 4 --samples 0", "--samples is 0"),
         ("workload.json --network 10gbe --nodes 4 --prices none.toml", "none.toml"),
         ("workload.json --network 10gbe --nodes 4 --exchange gossip", "unknown exchange 'gossip'"),

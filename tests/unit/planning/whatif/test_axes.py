@@ -57,7 +57,15 @@ def test_other_values_have_units_and_names(axis, given, values):
 
 @pytest.mark.parametrize(
     ("axis", "given"),
-    [("bandwidth", "10 cows"), ("bandwidth", 0.0), ("latency", "-1us"), ("gpu_speed", "fast")],
+    [
+        ("bandwidth", "10 cows"),
+        ("bandwidth", 0.0),
+        ("bandwidth", 10**400),
+        ("latency", "-1us"),
+        ("latency", None),
+        ("latency", [[1e-6]]),
+        ("gpu_speed", "fast"),
+    ],
 )
 def test_what_is_no_quantity_is_refused(axis, given):
     with pytest.raises(InvalidValueError):

@@ -6,12 +6,13 @@ import pytest
 from msgspec.structs import replace
 
 import syncopate
-from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster, Interference
 from syncopate.artifacts.results.whatif import BEST, DDP, Prices, WhatIf
 from syncopate.artifacts.workload import Workload
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.planning.margins import METHOD
 from syncopate.planning.planner import make_plan
+from syncopate.planning.whatif.needed import CLOSE, _least
 from syncopate.planning.whatif.study import Study, Terms
 from syncopate.units import parse_link
 from tests.unit import examples
@@ -116,6 +117,25 @@ def test_from_every_exchange_changes_are_those_that_it_has(exchange, how, narrow
     assert ({"k", "local SGD"} <= kinds) == ("pull_period" not in how)
 
 
+def test_a_rank_that_takes_no_time_is_computation_alone():
+    idle = _workload().scaled(0)
+    prices = Prices(epoch_samples=1, gpu_hour=1.0)
+    found = syncopate.whatif(idle, Cluster.preset("10gbe", 1), prices=prices)
+    assert found.base.best.efficiency == 1
+    assert found.base.epoch_cost == 0
+    assert any("computation is 100% of an iteration" in text for text in found.sentences)
+
+
+def test_an_overlap_that_the_model_measured_is_no_assumption():
+    work = _workload()
+    measured = replace(work, interference=Interference(compute_rate=0.9))
+    said = [
+        any("overlap is free" in text for text in syncopate.whatif(one, CLUSTER).assumptions)
+        for one in (work, measured)
+    ]
+    assert said == [True, False]
+
+
 def test_one_rank_has_nothing_to_communicate():
     found = syncopate.whatif(_workload(), Cluster.preset("10gbe", 1))
     assert found.base.best.efficiency == 1
@@ -137,6 +157,11 @@ def test_the_link_that_keeps_the_efficiency_is_the_slowest_sold(swept, today):
         assert needed.bandwidth_bytes_per_s == pytest.approx(min(keeps))
         if needed.least_bytes_per_s:
             assert needed.least_bytes_per_s <= min(keeps) * (1 + 1e-9)
+
+
+def test_the_search_for_the_least_rate_ends_where_faster_links_keep_less():
+    assert _least(lambda rate: rate >= 3, 1.0, 4.0) == pytest.approx(3, rel=CLOSE)
+    assert _least(lambda rate: rate == 3, 1.0, 3.0) <= 4
 
 
 def test_no_link_keeps_what_latency_alone_costs():
