@@ -76,8 +76,8 @@ def calibrate(
             :mod:`syncopate.calibration.racks.table`. Left out, racks are searched for.
         budget_s: about how long to take. A short one means fewer samples and smaller sizes.
         interference: whether to measure it, beside a computation of our own. A caller that measures
-        it on the
-            training itself leaves it out: then it is ideal, and its time goes to the curves.
+            it on the training itself leaves it out: then it is ideal, and its time goes to the
+            curves.
         progress: called with what is measured and how much of the whole is done.
 
     Raises:

@@ -81,7 +81,7 @@ def simulate(
     plan.require_fit([(t.name, t.numel, t.dtype) for t in workload.tensors], cluster.world_size)
     _require_room(workload, plan, 1, iterations)
     paces = (variation or Variation()).paces(cluster, iterations)
-    servers = plan.buckets[0].push.options.get(SERVERS) if plan.buckets else None
+    servers = plan.buckets[0].push.options.get(SERVERS)
     return Timeline(
         name=f"{workload.model}, {plan.policy}",
         source="simulated",

@@ -93,16 +93,16 @@ def execution_times(
     return np.asarray(np.where(counts > 0, seconds.reshape(sizes.shape), 0.0))
 
 
-def execution_cost(schedule: Schedule, cluster: Cluster, *, itemsize: int = ITEM_BYTES) -> Pieces:
+def execution_cost(schedule: Schedule, cluster: Cluster) -> Pieces:
     """Return :func:`execution_times` as a function: chords between sizes a factor of two apart.
 
     It jumps where handling changes. It never decreases: cutting a message into blocks makes some
     a little cheaper than smaller ones, which they then cost as much as.
     """
     limits = [entry.up_to_bytes for entry in cluster.handling if entry.up_to_bytes is not None]
-    powers = itemsize * 2 ** np.arange(int(_LARGEST_BYTES // itemsize).bit_length())
-    sizes = np.unique([*powers, *limits, *(limit + itemsize for limit in limits)]).astype(float)
-    seconds = np.maximum.accumulate(execution_times(schedule, cluster, sizes, itemsize=itemsize))
+    powers = ITEM_BYTES * 2 ** np.arange(int(_LARGEST_BYTES // ITEM_BYTES).bit_length())
+    sizes = np.unique([*powers, *limits, *(limit + ITEM_BYTES for limit in limits)]).astype(float)
+    seconds = np.maximum.accumulate(execution_times(schedule, cluster, sizes))
     chords = np.diff(seconds) / np.diff(sizes)
     slopes = np.concatenate(([0.0], chords, chords[-1:]))
     anchors, levels = np.concatenate((sizes[:1], sizes)), np.concatenate((seconds[:1], seconds))

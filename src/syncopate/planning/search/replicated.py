@@ -1,11 +1,9 @@
 """Replicated: how many of the first buckets every rank updates, where weights are pulled.
 
-[Note: what is replicated]).
-
-What becomes ready first is needed last. Where backward leaves the link
-idle at its beginning, an all-reduce of the first buckets costs nothing, and spares forward a pull.
-The more of them, the fewer bytes are left for forward, and the more there are for backward: the
-best number is found by playing them all, and the buckets are improved once more for it.
+What becomes ready first is needed last. Where backward leaves the link idle at its beginning, an
+all-reduce of the first buckets costs nothing, and spares forward a pull. The more of them, the
+fewer bytes are left for forward, and the more there are for backward: the best number is found by
+playing them all, and the buckets are improved once more for it.
 """
 
 from __future__ import annotations
