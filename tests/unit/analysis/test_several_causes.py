@@ -187,7 +187,7 @@ def test_a_rank_whose_messages_were_not_recorded_is_not_blamed_for_its_waits():
 
 
 def test_three_causes_are_named():
-    faults: list[Fault] = [late_input(0), slow_backward(1), slow_forward(3, 50.0)]
+    faults = [late_input(0), slow_backward(1), slow_forward(3, 50.0)]
     found = explanation(trained(faults))
     assert blamed(found) == {("input", 0), ("compute", 1), ("compute", 3)}
     assert found.together_s == pytest.approx(cost_s(faults), rel=0.05)
@@ -249,7 +249,7 @@ def test_messages_beside_backward_may_be_why_it_takes_a_little_longer(fault, bla
 
 
 def test_messages_that_slow_processors_handle_late_are_a_part_of_what_these_cost():
-    """Of two hosts a link is blamed on neither; a rank that is slow in all it does is slow in this, too."""
+    """Of two hosts a link is blamed on neither; a rank that is slow in all it does is slow there."""
     options = {"ranks": 2, "iterations": 24}
     faults = [slow_forward(1), slow_backward(1), slow_link(1)]
     found = explanation(replace(trained(faults, **options), metadata={HOSTS: "2"}))
