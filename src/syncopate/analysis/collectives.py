@@ -103,10 +103,6 @@ class Collective:
         """
         return min(self.arrived_s, span.end_s)
 
-    def waited_for(self, at_s: float) -> tuple[int, ...]:
-        """Return the ranks that had not arrived by then."""
-        return tuple(span.rank for span in self.spans if span.start_s > at_s)
-
 
 @dataclass(frozen=True)
 class Bandwidth:
@@ -169,6 +165,12 @@ class Collectives(Sequence[Collective]):
         ends_s = np.where(between_two, ends_s, np.inf)[self.of]
         self.over_s = np.minimum(spans.end_s[rows], ends_s)
 
+    @cached_property
+    def together(self) -> Mask:
+        """Which are of several ranks, of which none is done before all have come."""
+        known = [self.names.index(name) for name in TOGETHER if name in self.names]
+        return np.asarray(np.isin(self.kinds, known) & (self.sizes > 1))
+
     def most(self, column: NDArray[Any]) -> NDArray[Any]:
         """Return for each collective the most of a column of all spans."""
         return np.maximum.reduceat(column[self.rows], self.first) if len(self) else column[:0]
@@ -197,6 +199,11 @@ class Collectives(Sequence[Collective]):
         spans = iter(self.spans.take(self.rows))
         for count, kind in zip(self.sizes.tolist(), self.kinds.tolist(), strict=True):
             yield Collective(tuple(islice(spans, count)), self.names[kind])
+
+
+def is_served(timeline: Timeline) -> bool:
+    """Say whether messages of a run go to and come from parameter servers."""
+    return timeline.metadata.get(EXCHANGE) == SERVED
 
 
 @memoized

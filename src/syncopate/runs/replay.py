@@ -11,12 +11,11 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 from rich.console import RenderableType
 
-from syncopate.analysis.collectives import EXCHANGE
+from syncopate.analysis.collectives import is_served
 from syncopate.analysis.replay.elsewhere import Elsewhere, played_on
 from syncopate.analysis.replay.fitted import fitted_network
 from syncopate.artifacts.cluster import BESIDE_RUN, NETWORKS, Cluster
 from syncopate.artifacts.disturbed import doubts
-from syncopate.artifacts.plan import SERVED
 from syncopate.artifacts.timeline import OWN_CLUSTER, SERVER_COUNT, Timeline
 from syncopate.artifacts.timelines.alike import shared
 from syncopate.artifacts.timelines.network import Network
@@ -215,7 +214,7 @@ def _servers(timeline: Timeline, given: int | None) -> int:
     Raises:
         InvalidValueError: nothing says it of a run with some, or it had none.
     """
-    if timeline.metadata.get(EXCHANGE) != SERVED:
+    if not is_served(timeline):
         if given is not None:
             rule = "left out: the run had no parameter servers"
             raise InvalidValueError("--recorded-servers", given, rule)

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from syncopate.analysis.evidence.pipeline import RECV, SEND
 from syncopate.analysis.ranks.arrivals import of_others
 from syncopate.analysis.replay import Changed, Replay
 from syncopate.analysis.sweep import groups
@@ -69,11 +68,10 @@ class LateMessages:
         """Return the other ranks' median for each part of a message; NaN where no other has it."""
         moved_s, found = self._replay.recorded.transfers_s, self._replay.messages
         others_s = np.full(len(moved_s), np.nan)
-        two = [at for at, name in enumerate(found.names) if name in (SEND, RECV)]
-        several = ~np.isin(found.kinds, two)  # two stages are done with a message at once
         for size in np.unique(found.sizes).tolist():
-            if size > 1:
-                rows = found.first[(found.sizes == size) & several][:, None] + np.arange(size)
+            if size > 1:  # but two stages are done with a message at once
+                first = found.first[(found.sizes == size) & ~found.between_two]
+                rows = first[:, None] + np.arange(size)
                 others_s[rows] = of_others(moved_s[rows])
         return others_s
 

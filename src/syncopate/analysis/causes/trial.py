@@ -20,14 +20,13 @@ import numpy as np
 
 from syncopate.analysis.causes.counterfactuals import WORTH, Counterfactuals, free
 from syncopate.analysis.causes.faults import by_iteration, by_size
-from syncopate.analysis.collectives import EXCHANGE
+from syncopate.analysis.collectives import is_served
 from syncopate.analysis.evidence.groups import SlowGroups, slow_groups
 from syncopate.analysis.evidence.noise import interval_s
 from syncopate.analysis.ranks.stragglers import COMPUTE, LINK, PAUSE, SERVER
 from syncopate.analysis.replay import Changed, Replay
 from syncopate.analysis.replay.rank import PUSH
 from syncopate.analysis.work import INPUT
-from syncopate.artifacts.plan import SERVED
 from syncopate.artifacts.timeline import PAUSES
 from syncopate.artifacts.timelines.spans import Times
 
@@ -349,10 +348,9 @@ class Trial:
         return found
 
     def _transfers(self) -> Cause:
-        served = self._replay.timeline.metadata.get(EXCHANGE) == SERVED
         low_s, high_s = interval_s((self._rows[1] - self._rows[2]).tolist())
         return Cause(
-            SERVER if served else TRANSFERS,
+            SERVER if is_served(self._replay.timeline) else TRANSFERS,
             (),
             self.even_s - self.bound_s,
             alone_s=self.played_s - self._freed_s,

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from syncopate.analysis.collectives import TOGETHER, Collectives, collectives
+from syncopate.analysis.collectives import Collectives, collectives
 from syncopate.analysis.evidence.noise import spread_s
 from syncopate.analysis.evidence.pipeline import point_to_point
 from syncopate.analysis.sweep import groups, runs
@@ -87,18 +87,12 @@ def _moved(timeline: Timeline, lines: Mapping[int, tuple[float, float]]) -> Time
     return replace(timeline, spans=columns.changed(**changed))
 
 
-def _whole(found: Collectives) -> Mask:
-    """Say which messages all of several ranks are done with together."""
-    known = [found.names.index(name) for name in TOGETHER if name in found.names]
-    return np.asarray(np.isin(found.kinds, known) & (found.sizes > 1))
-
-
 def _apart(found: Collectives) -> list[Numbers]:
     """Return the ranks that are linked by such messages; those of each link by themselves."""
     ranks = np.unique(found.spans.rank).astype(np.int64)
-    if (found.sizes[_whole(found)] == len(ranks)).any():
+    if (found.sizes[found.together] == len(ranks)).any():
         return [ranks]
-    whole = _whole(found)[found.of]
+    whole = found.together[found.of]
     place = np.searchsorted(ranks, found.spans.rank[found.rows])
     return [ranks[part] for part in linked(place[whole], found.of[whole], len(ranks))]
 
@@ -110,7 +104,7 @@ def _lines(found: Collectives, stages: Sequence[Numbers]) -> dict[int, tuple[flo
         found: all messages.
         stages: the ranks that they link; lines are relative to the median of these.
     """
-    whole = _whole(found)[found.of]
+    whole = found.together[found.of]
     if not whole.any():
         return {}
     spans = found.spans.take(found.rows[whole])

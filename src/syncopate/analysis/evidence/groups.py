@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from syncopate.analysis.evidence.pipeline import RECV, SEND, stages
+from syncopate.analysis.collectives import is_served
+from syncopate.analysis.evidence.pipeline import SEND, stages
 from syncopate.analysis.replay import Durations, Replay
-from syncopate.analysis.replay.played import is_served
 from syncopate.analysis.work import SEVERAL
 from syncopate.artifacts.timelines.spans import Numbers, Times
 
@@ -109,17 +109,19 @@ def _messages(replay: Replay) -> Iterator[tuple[int, _Alike, tuple[int, ...]]]:
     found = replay.messages
     nbytes = found.most(found.spans.nbytes).tolist()
     ranks = replay.parts.rank
-    place = {rank: at for at, mine in enumerate(stages(replay.timeline)) for rank in mine}
-    several = max((len(mine) for mine in stages(replay.timeline)), default=0) > 1
-    columns = (found.first, found.sizes, found.kinds)
+    of_stages = stages(replay.timeline)
+    place = {rank: at for at, mine in enumerate(of_stages) for rank in mine}
+    several = max(map(len, of_stages), default=0) > 1
+    columns = (found.first, found.sizes, found.kinds, found.between_two)
     labels = [group.name.rstrip("0123456789.-_ ") for group in replay.timeline.groups]
     spans = found.spans
-    for at, (first, size, kind) in enumerate(zip(*(one.tolist() for one in columns), strict=True)):
+    for at, (first, size, kind, two) in enumerate(
+        zip(*(one.tolist() for one in columns), strict=True)
+    ):
         if size < 2:
             continue
         own = tuple(ranks[first : first + size].tolist())
         name = found.names[kind]
-        two = name in (SEND, RECV)
         of = tuple(place.get(rank, -1) for rank in own) if two and several else ()
         told = ""
         if not nbytes[at]:

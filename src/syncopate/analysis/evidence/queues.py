@@ -12,9 +12,8 @@ from __future__ import annotations
 import numpy as np
 from msgspec.structs import replace
 
-from syncopate.analysis.collectives import EXCHANGE, TOGETHER, Collectives, collectives
+from syncopate.analysis.collectives import Collectives, collectives, is_served
 from syncopate.analysis.sweep import groups, runs
-from syncopate.artifacts.plan import SERVED
 from syncopate.artifacts.timeline import Timeline
 from syncopate.artifacts.timelines.spans import Mask, Numbers, Times, coded
 
@@ -27,13 +26,12 @@ _IN_ORDER, _OFTEN = 0.98, 0.05
 
 def in_queues(timeline: Timeline) -> Timeline:
     """Return a timeline whose messages begin when their channels took them up."""
-    if timeline.source != "measured" or timeline.metadata.get(EXCHANGE) == SERVED:
+    if timeline.source != "measured" or is_served(timeline):
         return timeline
     found = collectives(timeline)
     if not len(found):
         return timeline
-    whole = np.isin(found.kinds, [found.names.index(n) for n in TOGETHER if n in found.names])
-    rows = np.flatnonzero((whole & (found.sizes > 1))[found.of])
+    rows = np.flatnonzero(found.together[found.of])
     begun_s = found.spans.start_s[found.rows].copy()
     channel = found.spans.channel[found.rows[rows]]
     for _, mine in groups(channel):

@@ -18,10 +18,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from syncopate.analysis.collectives import is_served
 from syncopate.analysis.evidence.clocks import straightened
 from syncopate.analysis.replay.elsewhere import capacity_of, kept_of, messages_of
 from syncopate.analysis.replay.flows import swept
-from syncopate.analysis.replay.played import Replay, is_served
+from syncopate.analysis.replay.played import Replay
 from syncopate.analysis.replay.program import program_of
 from syncopate.artifacts.timeline import Timeline
 from syncopate.artifacts.timelines.network import Message, Price

@@ -16,8 +16,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from syncopate.analysis.collectives import is_served
 from syncopate.analysis.replay.flows import Flow, Program
-from syncopate.analysis.replay.played import Replay, is_served, is_synchronous, own_pushes
+from syncopate.analysis.replay.played import Replay, is_synchronous, own_pushes
 from syncopate.analysis.replay.rank import PULL, PUSH
 from syncopate.artifacts.timeline import AFTER_PUSHES, ANSWERS, PULLS, SERVER_COUNT, TOGETHER
 from syncopate.artifacts.timelines.spans import Numbers, Times, coded

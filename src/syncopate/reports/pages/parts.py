@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from syncopate.analysis.collectives import EXCHANGE, bandwidths
+from syncopate.analysis.collectives import bandwidths, is_served
 from syncopate.analysis.evidence.noise import quantile
 from syncopate.analysis.exposure import exposures
 from syncopate.analysis.path import Segment, critical_path
@@ -23,7 +23,6 @@ from syncopate.analysis.phases import mean, phases
 from syncopate.analysis.ranks.stragglers import stragglers
 from syncopate.analysis.round_trips import mean_round_trips
 from syncopate.analysis.work import Work, steady, works
-from syncopate.artifacts.plan import SERVED
 from syncopate.artifacts.timeline import Timeline
 from syncopate.artifacts.timelines.round_trip import STAGES, RoundTrip
 from syncopate.artifacts.timelines.spans import LANES, coded
@@ -44,11 +43,6 @@ _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 def _seconds(seconds: float) -> str:
     """Write a duration; nothing but rounding is none."""
     return "0" if abs(seconds) < 5e-8 else format_seconds(seconds)
-
-
-def is_served(timeline: Timeline) -> bool:
-    """Say whether parameter servers have the weights."""
-    return timeline.metadata.get(EXCHANGE) == SERVED
 
 
 def whole_s(timeline: Timeline) -> float:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from syncopate.analysis.difference import difference
+from syncopate.analysis.collectives import is_served
 from syncopate.analysis.phases import COMMUNICATION
 from syncopate.artifacts.timeline import LANES, OWN_CLUSTER
 from syncopate.reports.difference import cells
@@ -46,7 +47,7 @@ def run_page(evidence: Evidence) -> str:
         title=timeline.name,
         timeline=timeline,
         iterations=iterations,
-        served=parts.is_served(timeline),
+        served=is_served(timeline),
         verdict=_verdict(evidence),
         tiles=_tiles(evidence),
         division=parts.division(timeline),
