@@ -13,12 +13,15 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from syncopate.analysis.collectives import Collective, collectives
+import numpy as np
+
+from syncopate.analysis.collectives import collectives
 from syncopate.analysis.exposure import exposures
-from syncopate.analysis.intervals import length_s, union
 from syncopate.analysis.ranks.stragglers import Straggler, stragglers
+from syncopate.analysis.sweep import lengths_s, pieces
 from syncopate.analysis.work import SEVERAL, last_end_s, steady, works
 from syncopate.artifacts.timeline import PAUSES, Timeline
+from syncopate.artifacts.timelines.spans import coded
 from syncopate.errors import InvalidValueError
 from syncopate.units import format_bytes, format_seconds
 
@@ -108,7 +111,7 @@ def difference(before: Timeline, after: Timeline) -> Difference:
 
 def _figures(timeline: Timeline) -> dict[str, Figure]:
     """Return each figure of a run."""
-    work, messages = works(timeline), collectives(timeline)
+    work = works(timeline)
     numbers = steady([one.iteration for one in work])
     if not numbers:
         rule = "a timeline with computation in at least one iteration"
@@ -118,36 +121,47 @@ def _figures(timeline: Timeline) -> dict[str, Figure]:
     begins_s = min(one.begins_s for one in work)
     for number, ends_s in sorted(last_end_s(work).items()):
         rows[ITERATION][number], begins_s = ends_s - begins_s, ends_s
-    for number in last_end_s(work):
-        mine = [one.computation_s for one in work if one.iteration == number]
+    computed_s: dict[int, list[float]] = defaultdict(list)
+    for one in work:
+        computed_s[one.iteration].append(one.computation_s)
+    for number, mine in computed_s.items():
         # The lower median, or a straggler of two ranks would be taken for a slower computation.
         rows[COMPUTATION][number] = statistics.median_low(mine)
     for one in work:
         for name, lasts_s in one.paused_s.items():
             rows[name][one.iteration] += lasts_s / ranks
-    for exposure in exposures(timeline):
-        rows[WAITING][exposure.iteration] += exposure.waiting_s / ranks
-        rows[TRANSFERRING][exposure.iteration] += exposure.transferring_s / ranks
-    _add_transfers(rows, messages, ranks)
+    rows |= _of_messages(timeline, ranks)
     return {
         name: _figure([by_iteration.get(number, 0.0) for number in numbers])
         for name, by_iteration in rows.items()
     }
 
 
-def _add_transfers(
-    rows: dict[str, dict[int, float]], messages: Sequence[Collective], ranks: int
-) -> None:
-    moving: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
-    for one in messages:
-        for span in one.spans:
-            moving[one.iteration, span.rank].append((one.moves_from_s(span), span.end_s))
-            rows[BYTES][one.iteration] += span.nbytes / ranks
-    for (iteration, _), where in moving.items():
-        rows[TRANSFERS][iteration] += length_s(union(where)) / ranks
-    for iteration, lasts_s in rows[TRANSFERS].items():
-        if lasts_s > 0 and rows[BYTES][iteration] > 0:
-            rows[RATE][iteration] = rows[BYTES][iteration] / lasts_s
+def _of_messages(timeline: Timeline, ranks: int) -> dict[str, dict[int, float]]:
+    """Return the figures of messages by iteration, the mean over so many ranks."""
+    exposed, messages = exposures(timeline), collectives(timeline)
+    spans = messages.spans.take(messages.rows)
+    code = coded([spans.iteration, spans.rank])
+    _, one, turn = np.unique(code, return_index=True, return_inverse=True)
+    moving = pieces(turn, messages.moves_s, spans.end_s)
+    lasts_s = lengths_s(moving, moving.counts[0] > 0, len(one))
+    of_each = (
+        (WAITING, exposed.spans.iteration, exposed.waiting_s),
+        (TRANSFERRING, exposed.spans.iteration, exposed.transferring_s),
+        (BYTES, spans.iteration, spans.nbytes),
+        (TRANSFERS, spans.iteration[one], lasts_s),
+    )
+    found: dict[str, dict[int, float]] = {}
+    for what, iterations, values in of_each:
+        numbers, of = np.unique(iterations, return_inverse=True)
+        means = np.bincount(of, values, len(numbers)) / ranks
+        found[what] = dict(zip(numbers.tolist(), means.tolist(), strict=True))
+    found[RATE] = {
+        number: found[BYTES][number] / moving_s
+        for number, moving_s in found[TRANSFERS].items()
+        if moving_s > 0 and found[BYTES][number] > 0
+    }
+    return found
 
 
 def _figure(values: Sequence[float]) -> Figure:

@@ -13,7 +13,7 @@ import numpy as np
 
 from syncopate.analysis import sweep
 from syncopate.artifacts.cluster import Interference
-from syncopate.artifacts.timelines.spans import Numbers, Spans, Times
+from syncopate.artifacts.timelines.spans import Numbers, Spans, Times, coded
 from syncopate.units import KIB
 
 LEAST_BYTES = 256 * KIB
@@ -67,12 +67,10 @@ def _times_s(pushes: Spans, backward: Spans) -> tuple[Times, Times]:
     """Return the seconds that each push had for itself, inside of its rank's backward and not."""
     start_s = np.minimum(_met_s(pushes), pushes.end_s)
     found = np.zeros((2, len(pushes)))
-    turns = pushes.iteration * (int(pushes.rank.max()) + 1) + pushes.rank
-    for _, mine in sweep.groups(turns):
-        same = (backward.rank == pushes.rank[mine[0]]) & (
-            backward.iteration == pushes.iteration[mine[0]]
-        )
-        own = backward.take(np.flatnonzero(same))
+    width = int(max(pushes.rank.max(), backward.rank.max(initial=0))) + 1
+    rows = dict(sweep.groups(backward.iteration * width + backward.rank))
+    for turn, mine in sweep.groups(pushes.iteration * width + pushes.rank):
+        own = backward.take(rows.get(turn, np.zeros(0, np.int64)))
         begins_s, ends_s = start_s[mine], pushes.end_s[mine]
         cuts = np.unique(np.concatenate([begins_s, ends_s, own.start_s, own.end_s]))
         for low_s, high_s in zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True):
@@ -85,14 +83,7 @@ def _times_s(pushes: Spans, backward: Spans) -> tuple[Times, Times]:
 
 def _met_s(pushes: Spans) -> Times:
     """Return when the last rank had started each push: the same one of every rank."""
-    count: dict[tuple[int, int, int], int] = {}
-    keys = []
-    rows = zip(pushes.iteration.tolist(), pushes.name.tolist(), pushes.rank.tolist(), strict=True)
-    for iteration, name, rank in rows:
-        turn = count[iteration, name, rank] = count.get((iteration, name, rank), -1) + 1
-        keys.append((iteration, name, turn))
-    places = {key: place for place, key in enumerate(dict.fromkeys(keys))}
-    of: Numbers = np.array([places[key] for key in keys])
-    last_s = np.full(len(places), -np.inf)
+    of = coded(pushes.numbered("iteration", "name"))
+    last_s = np.full(int(of.max()) + 1, -np.inf)
     np.maximum.at(last_s, of, pushes.start_s)
     return last_s[of]

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from syncopate.analysis import intervals
 from syncopate.analysis.intervals import Interval
 from syncopate.artifacts.timelines.spans import Mask, Numbers, Spans, Times
 
@@ -76,7 +77,7 @@ def groups(values: NDArray[Any]) -> Iterator[tuple[int, Numbers]]:
     yield from zip(values[order[first]].tolist(), np.split(order, first[1:]), strict=False)
 
 
-def union(spans: Spans, chosen: Mask) -> list[Interval]:
+def union(spans: Spans, chosen: Mask | Numbers) -> list[Interval]:
     """Return when at least one of some spans is under way, as sorted, disjoint intervals."""
     start_s, end_s = spans.start_s[chosen], spans.end_s[chosen]
     order = np.argsort(start_s, kind="stable")
@@ -85,6 +86,14 @@ def union(spans: Spans, chosen: Mask) -> list[Interval]:
     first = [0, *(apart + 1).tolist()] if len(order) else []
     last = [*apart.tolist(), len(order) - 1] if len(order) else []
     return list(zip(start_s[first].tolist(), until_s[last].tolist(), strict=True))
+
+
+def common_s(disjoint: list[Interval], start_s: Times, end_s: Times) -> Times:
+    """Return how much of each of many stretches is in sorted, disjoint intervals, in seconds."""
+    found = np.zeros(len(start_s))
+    for place in np.flatnonzero(shared(disjoint, start_s, end_s)).tolist():
+        found[place] = intervals.common_s(disjoint, float(start_s[place]), float(end_s[place]))
+    return found
 
 
 def shared(disjoint: Sequence[Interval], start_s: Times, end_s: Times) -> Mask:

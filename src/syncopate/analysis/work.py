@@ -16,7 +16,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from syncopate.analysis import sweep
-from syncopate.analysis.intervals import Interval, common_s, length_s, near, union, without
+from syncopate.analysis.intervals import Interval, length_s, near, union, without
 from syncopate.analysis.memoized import memoized
 from syncopate.analysis.phases import COMMUNICATION, COMPUTATION, stalled, stalling
 from syncopate.artifacts.timeline import PAUSES, Span, Timeline
@@ -184,10 +184,10 @@ def _of_rank(rank: int, spans: Spans, origin_s: float) -> list[Work]:
             computing_s[turn][LANES[lane]] = lasts_s
     paused_s: list[dict[str, float]] = [{} for _ in numbers]
     for name in PAUSES:
-        lasts = _common_s(pauses.get(name, []), begins_s, ends_s)
+        lasts = sweep.common_s(pauses.get(name, []), begins_s, ends_s)
         if name == INPUT:
             gaps_s = np.maximum(starts_s - begins_s, 0.0)
-            lasts = lasts + (gaps_s - _common_s(taken, begins_s, starts_s))
+            lasts = lasts + (gaps_s - sweep.common_s(taken, begins_s, starts_s))
         for turn in np.flatnonzero(lasts > 0).tolist():
             paused_s[turn][name] = float(lasts[turn])
     times = zip(begins_s.tolist(), starts_s.tolist(), ends_s.tolist(), strict=True)
@@ -217,12 +217,4 @@ def _computing_s(
         busy = union(zip(start_s[mine].tolist(), end_s[mine].tolist(), strict=True))
         left = without(busy, near(away, busy[0][0], busy[-1][1]))
         found[turn] = length_s(left) if left else None
-    return found
-
-
-def _common_s(disjoint: list[Interval], start_s: Times, end_s: Times) -> Times:
-    """Return how much of each of many stretches is in sorted, disjoint intervals."""
-    found = np.zeros(len(start_s))
-    for turn in np.flatnonzero(sweep.shared(disjoint, start_s, end_s)).tolist():
-        found[turn] = common_s(disjoint, float(start_s[turn]), float(end_s[turn]))
     return found

@@ -8,12 +8,11 @@ that follows does not wait for the message, its gap holds some of that, which co
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import NamedTuple
 
 import numpy as np
 
-from syncopate.analysis.intervals import Interval, common_s, union
+from syncopate.analysis import sweep
 from syncopate.analysis.replay import Durations, Replay
 from syncopate.artifacts.timelines.spans import Mask, Numbers, Times
 
@@ -91,18 +90,15 @@ class Covered(NamedTuple):
 def covered(replay: Replay, leads: Leads, name: str) -> Covered | None:
     """Return what pauses of a name cover of tasks, gaps and leads; None: there are none."""
     spans, tasks = replay.timeline.columns, replay.tasks
-    chosen = spans.take(np.flatnonzero(spans.in_lanes("wait") & spans.named((name,))))
+    chosen = spans.take(spans.in_lanes("wait") & spans.named((name,)))
     if not len(chosen):
         return None
-    found: dict[int, list[Interval]] = defaultdict(list)
-    for span in chosen:
-        found[span.rank].append((span.start_s, span.end_s))
-    inside_s, before_s, after_s = np.zeros((3, len(tasks.rank)))
-    for rank, where in found.items():
-        pauses = union(where)
-        for at in np.flatnonzero(tasks.rank == rank).tolist():
-            begin_s, end_s = float(tasks.start_s[at]), float(tasks.end_s[at])
-            inside_s[at] = common_s(pauses, begin_s, end_s)
-            before_s[at] = common_s(pauses, begin_s - float(tasks.gap_s[at]), begin_s)
-            after_s[at] = common_s(pauses, end_s, end_s + float(leads.lead_s[at]))
-    return Covered(inside_s, before_s, after_s)
+    rows, none = dict(sweep.groups(tasks.rank)), np.zeros(0, np.int64)
+    found = Covered(*np.zeros((3, len(tasks.rank))))
+    for rank, mine in sweep.groups(chosen.rank):
+        pauses, at = sweep.union(chosen, mine), rows.get(rank, none)
+        begin_s, end_s = tasks.start_s[at], tasks.end_s[at]
+        found.inside_s[at] = sweep.common_s(pauses, begin_s, end_s)
+        found.before_s[at] = sweep.common_s(pauses, begin_s - tasks.gap_s[at], begin_s)
+        found.after_s[at] = sweep.common_s(pauses, end_s, end_s + leads.lead_s[at])
+    return found

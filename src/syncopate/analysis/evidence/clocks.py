@@ -79,11 +79,11 @@ def _moved(timeline: Timeline, lines: Mapping[int, tuple[float, float]]) -> Time
     if not lines:
         return timeline
     columns = timeline.columns
-    changed = {field: getattr(columns, field).copy() for field in _FIELDS}
-    for rank, (drift, offset_s) in lines.items():
-        mine = columns.rank == rank
-        for times_s in changed.values():
-            times_s[mine] = (times_s[mine] - offset_s) / (1 + drift)
+    drift, offset_s = np.zeros((2, timeline.world_size))
+    for rank, line in lines.items():
+        drift[rank], offset_s[rank] = line
+    rate, off_s = 1 + drift[columns.rank], offset_s[columns.rank]
+    changed = {field: (getattr(columns, field) - off_s) / rate for field in _FIELDS}
     return replace(timeline, spans=columns.changed(**changed))
 
 
