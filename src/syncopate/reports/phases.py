@@ -5,12 +5,14 @@ Each printed number has its formula in ``docs/metrics.md``.
 
 from __future__ import annotations
 
+import math
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from syncopate.analysis.phases import Phases, last_iteration_s, mean, phases
-from syncopate.analysis.ranks.arrivals import arrivals, lateness
+from syncopate.analysis.ranks.arrivals import arrivals, clock_error_s, lateness
 from syncopate.artifacts.timeline import Timeline
 from syncopate.errors import one_line
 from syncopate.reports.tables import titled_table
@@ -80,8 +82,10 @@ def arrivals_report(timeline: Timeline) -> RenderableType | None:
         f"  {format_seconds(found.together_s / iterations)} by the clocks of the ranks, "
         f"{format_seconds(found.bound_s / iterations)} at least by each rank's own clock",
     ]
-    if error := float(timeline.metadata.get("clock_error_s", 0.0)):
-        lines.append(f"the clocks of hosts were compared within {format_seconds(error)}")
+    if math.isinf(error_s := clock_error_s(timeline)):
+        lines.append("nothing says how far the clocks of hosts are apart")
+    elif error_s:
+        lines.append(f"the clocks of hosts were compared within {format_seconds(error_s)}")
     if found.clocks_off_s > 0:
         lines.append(f"clocks are wrong by {format_seconds(found.clocks_off_s)} at least")
     return Text("\n".join(lines))

@@ -334,3 +334,18 @@ def test_a_pause_exceeds_the_usual_by_four_times_the_spread(longest_s, paused):
     found = Counterfactuals(replay, SlowLinks(), Servers((), replay))
     for rank in range(2):
         assert found.unusual(rank) == paused
+
+
+@pytest.mark.parametrize("text", ["", "soon", "nan", "-1"])
+def test_a_damaged_error_of_clocks_is_refused(text):
+    with pytest.raises(InvalidValueError, match=r"clock_error_s.*a number of seconds >= 0"):
+        explanation(replace(made(4, 6), metadata={"clock_error_s": text}))
+
+
+def test_clocks_that_nothing_compares_are_said_to_be_so():
+    """As of workers on several hosts whose servers wrote no files."""
+    timeline = replace(made(4, 6), metadata={"clock_error_s": "inf"})
+    found = explanation(timeline)
+    assert Replay(timeline).clocks_off_s == 0.0
+    assert (found.causes, found.replayed_s) == ((), explanation(made(4, 6)).replayed_s)
+    assert "nothing says how far the clocks of hosts are apart" in found.abstains[0]

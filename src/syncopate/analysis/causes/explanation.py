@@ -36,6 +36,7 @@ the causes explain.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -60,6 +61,7 @@ from syncopate.analysis.evidence.links import SlowLinks, conclusive, recorded, s
 from syncopate.analysis.evidence.queues import in_queues
 from syncopate.analysis.evidence.servers import Servers
 from syncopate.analysis.exposure import exposures
+from syncopate.analysis.ranks.arrivals import clock_error_s
 from syncopate.analysis.ranks.stragglers import PAUSE, SERVER
 from syncopate.analysis.replay import Replay
 from syncopate.analysis.work import SEVERAL, whole
@@ -173,7 +175,7 @@ def explanation(
         lacks = (_noisy(noise_s / recorded_s, len(replay.iterations)),)
     gained_s = sum(cause.gain_s for cause in causes if cause.kind not in _BOUNDS)
     told_s = gained_s + trial.bubble_s
-    clocks_s = float(timeline.metadata.get("clock_error_s", 0.0))
+    clocks_s = clock_error_s(timeline)
     if not lacks and not causes and clocks_s > TRUSTED * recorded_s:
         lacks = (_unknown_clocks(clocks_s, recorded_s),)
     if not any(cause.kind == PAUSE and not cause.ranks for cause in causes):
@@ -232,11 +234,13 @@ def _contradicted(replay: Replay, gained_s: float, told_s: float, left_s: float)
 
 
 def _unknown_clocks(clocks_s: float, recorded_s: float) -> str:
-    return (
-        f"the clocks of hosts agree to {clocks_s / recorded_s:.0%} of an iteration, and nothing "
-        "that costs more stands out: set them by NTP or PTP, or record by `syncopate.trace`, which "
-        "compares them"
-    )
+    said = "nothing says how far the clocks of hosts are apart"
+    if math.isfinite(clocks_s):
+        said = (
+            f"the clocks of hosts agree to {clocks_s / recorded_s:.0%} of an iteration, and "
+            "nothing that costs more stands out"
+        )
+    return f"{said}: set them by NTP or PTP, or record by `syncopate.trace`, which compares them"
 
 
 def _pull_period(spans: Spans) -> int:

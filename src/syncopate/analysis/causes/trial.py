@@ -23,6 +23,7 @@ from syncopate.analysis.causes.faults import by_iteration, by_size
 from syncopate.analysis.collectives import is_served
 from syncopate.analysis.evidence.groups import SlowGroups, slow_groups
 from syncopate.analysis.evidence.noise import interval_s
+from syncopate.analysis.ranks.arrivals import clock_error_s
 from syncopate.analysis.ranks.stragglers import COMPUTE, LINK, PAUSE, SERVER
 from syncopate.analysis.replay import Changed, Replay
 from syncopate.analysis.replay.rank import PUSH
@@ -187,8 +188,7 @@ class Trial:
 
         Beside ranks that are to blame, what comes and goes on any rank is a cause of its own.
         """
-        clocks_s = float(self._replay.timeline.metadata.get("clock_error_s", 0.0))
-        least_s = max(WORTH * self.played_s, clocks_s)
+        least_s = max(WORTH * self.played_s, clock_error_s(self._replay.timeline))
         groups, found = self._worth(self._groups(), least_s)
         if any(cause.ranks for cause in found):
             _, found = self._worth([(self._noisy,), *groups], least_s)

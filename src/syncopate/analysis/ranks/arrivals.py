@@ -13,6 +13,7 @@ A rank is late to a collective by its start - the median start of the other rank
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from syncopate.analysis.collectives import collectives, members
 from syncopate.analysis.work import steady
 from syncopate.artifacts.timeline import Timeline
 from syncopate.artifacts.timelines.spans import Times, coded
+from syncopate.errors import InvalidValueError
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,24 @@ def arrivals(timeline: Timeline) -> Arrivals:
     least_s = found.least(spans.end_s - spans.start_s)[whole]
     off_s = (least_s - took_s).max(initial=0.0)
     return Arrivals(int(whole.sum()), float(took_s.sum()), float(least_s.sum()), float(off_s))
+
+
+def clock_error_s(timeline: Timeline) -> float:
+    """Return by how much clocks of hosts may be off, as the recording says; 0: it says nothing.
+
+    Infinite where they could not be compared.
+
+    Raises:
+        InvalidValueError: its metadata are damaged.
+    """
+    text = timeline.metadata.get("clock_error_s", "0")
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not found >= 0:
+        raise InvalidValueError("metadata 'clock_error_s'", text, "a number of seconds >= 0")
+    return found
 
 
 def lateness(timeline: Timeline) -> dict[int, dict[str, float]]:

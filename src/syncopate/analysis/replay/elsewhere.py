@@ -24,14 +24,15 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from syncopate.analysis.collectives import members
+from syncopate.analysis import sweep
+from syncopate.analysis.collectives import is_served, members
 from syncopate.analysis.evidence.clocks import straightened
 from syncopate.analysis.evidence.links import RECORDED
 from syncopate.analysis.exposure import exposures
 from syncopate.analysis.phases import COMMUNICATION, phases
 from syncopate.analysis.replay.flows import Flow, Played, Player, Program, swept
 from syncopate.analysis.replay.links import EqualLinks
-from syncopate.analysis.replay.played import Replay, by_turns, is_served
+from syncopate.analysis.replay.played import Replay, by_turns
 from syncopate.analysis.replay.program import POOL_IN, POOL_OUT, program_of
 from syncopate.analysis.replay.rank import PULL
 from syncopate.analysis.replay.served import Served

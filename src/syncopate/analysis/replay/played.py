@@ -29,12 +29,11 @@ from typing import NamedTuple
 import numpy as np
 
 from syncopate.analysis import sweep
-from syncopate.analysis.collectives import EXCHANGE, TOGETHER, Collectives, collectives
-from syncopate.analysis.ranks.arrivals import arrivals
+from syncopate.analysis.collectives import Collectives, collectives, is_served
+from syncopate.analysis.ranks.arrivals import arrivals, clock_error_s
 from syncopate.analysis.replay.events import Events
 from syncopate.analysis.replay.rank import BACKWARD, PULL, PUSH, UPDATE, Rank, Run, Starts, Tasks
 from syncopate.analysis.work import steady
-from syncopate.artifacts.plan import SERVED
 from syncopate.artifacts.timeline import PULLS, SERVERS, SYNCHRONOUS, Timeline
 from syncopate.artifacts.timelines.spans import Mask, Numbers, Times, coded
 from syncopate.errors import InvalidValueError
@@ -152,12 +151,12 @@ class Replay:
     def __post_init__(self) -> None:
         timeline, spans = self.timeline, self.timeline.columns
         self.messages = found = collectives(timeline)
-        said_s = float(timeline.metadata.get("clock_error_s", 0.0))
-        whole = np.isin(found.kinds, [found.names.index(n) for n in TOGETHER if n in found.names])
         # No rank is done with these before the last has come, but by clocks that differ.
-        before_s = (found.arrived_s - found.least(spans.end_s))[whole & (found.sizes > 1)]
+        before_s = (found.arrived_s - found.least(spans.end_s))[found.together]
         self.clocks_differ_s = max(float(np.median(before_s)), 0.0) if len(before_s) else 0.0
-        self.clocks_off_s = max(said_s, arrivals(timeline).clocks_off_s, self.clocks_differ_s)
+        said_s = clock_error_s(timeline)
+        known_s = said_s if np.isfinite(said_s) else 0.0
+        self.clocks_off_s = max(known_s, arrivals(timeline).clocks_off_s, self.clocks_differ_s)
         self.origin_s = float(spans.start_s.min(initial=np.inf)) if len(spans) else 0.0
         run = Run(self.origin_s, self.clocks_off_s, is_served(timeline), by_turns(timeline))
         rows = dict(sweep.groups(spans.rank[found.rows]))
@@ -183,7 +182,7 @@ class Replay:
         moves_s = np.array(found.arrived_s, copy=True)
         for pull, push in pushed:
             moves_s[pull] = max(moves_s[pull], found.arrived_s[push])
-        self.early = ~whole[found.of] & (self.parts.end_s < found.arrived_s[found.of])
+        self.early = ~found.together[found.of] & (self.parts.end_s < found.arrived_s[found.of])
         begun_s = np.where(self.early, self.parts.start_s, moves_s[found.of])
         self.recorded = Durations(
             self.tasks.end_s - self.tasks.start_s,
@@ -328,11 +327,6 @@ class Replay:
             if others and gap_s >= 0:
                 self.tasks.gap_s[number] = min(gap_s, self.tasks.gap_s[number])
                 yield from ((number, other) for other in others)
-
-
-def is_served(timeline: Timeline) -> bool:
-    """Say whether messages of a run go to and come from parameter servers."""
-    return timeline.metadata.get(EXCHANGE) == SERVED
 
 
 def by_turns(timeline: Timeline) -> bool:

@@ -7,13 +7,15 @@ thousands of spans stay fluid, and nothing is fetched. All else is there without
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
-from syncopate.analysis.difference import difference
 from syncopate.analysis.collectives import is_served
+from syncopate.analysis.difference import difference
 from syncopate.analysis.phases import COMMUNICATION
+from syncopate.analysis.ranks.arrivals import clock_error_s
 from syncopate.artifacts.timeline import LANES, OWN_CLUSTER
 from syncopate.reports.difference import cells
 from syncopate.reports.explanation import expected, told, verdict
@@ -199,7 +201,9 @@ def _facts(evidence: Evidence) -> dict[str, str]:
         "spans": str(len(timeline.spans)),
         **{name: said for name, said in sorted(timeline.metadata.items()) if name not in _UNSAID},
     }
-    if error_s := float(timeline.metadata.get("clock_error_s", 0.0)):
+    if math.isinf(error_s := clock_error_s(timeline)):
+        facts["clocks"] = "not compared: nothing says how far they are apart"
+    elif error_s:
         facts["clocks"] = f"compared, at most {format_seconds(error_s)} off"
     if evidence.cluster is not None:
         facts["cluster"] = evidence.cluster.name
