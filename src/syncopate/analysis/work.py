@@ -20,7 +20,8 @@ from syncopate.analysis.intervals import Interval, length_s, near, union, withou
 from syncopate.analysis.memoized import memoized
 from syncopate.analysis.phases import COMMUNICATION, COMPUTATION, stalled, stalling
 from syncopate.artifacts.timeline import PAUSES, Span, Timeline
-from syncopate.artifacts.timelines.spans import LANES, Numbers, Spans, Times, coded
+from syncopate.artifacts.timelines.alike import shared
+from syncopate.artifacts.timelines.spans import LANES, Numbers, Spans, coded
 
 INPUT = PAUSES[0]
 """The pause that a gap before the first computation of an iteration counts as."""
@@ -103,6 +104,24 @@ def last_end_s(found: Sequence[Work]) -> dict[int, float]:
     return ends
 
 
+def missing(timeline: Timeline) -> list[int]:
+    """Return the ranks of which nothing is recorded."""
+    there = set(np.unique(timeline.kept.rank).tolist())
+    there = there.union(*(one.all.tolist() for one in timeline.alike))
+    return [rank for rank in range(timeline.world_size) if rank not in there]
+
+
+def of_iterations(timeline: Timeline, first: int, last: int) -> Timeline:
+    """Return the iterations from ``first`` to ``last``; ranks that do the same still do."""
+    kept, alike = timeline.kept, timeline.alike
+    spans = kept.take((kept.iteration >= first) & (kept.iteration <= last))
+    found: Timeline = replace(timeline, spans=shared(spans, alike, timeline.world_size))
+    if not alike:
+        return found
+    shown = max(len(timeline.ranks_like(one.rank)) for one in alike)
+    return found.few(shown * len(spans))
+
+
 def whole(timeline: Timeline) -> tuple[Timeline, tuple[int, int] | None]:
     """Return the part of a timeline in which every rank that is there computes in every iteration.
 
@@ -114,22 +133,21 @@ def whole(timeline: Timeline) -> tuple[Timeline, tuple[int, int] | None]:
         The timeline, and the first and last iteration of that row; None where it has all, or where
         there is none.
     """
-    columns = timeline.columns
-    computing = np.isin(columns.lane, [LANES.index(lane) for lane in COMPUTATION])
-    pairs = np.unique(np.stack([columns.iteration, columns.rank])[:, computing], axis=1)
+    spans = timeline.kept
+    computing = spans.in_lanes(*COMPUTATION)
+    pairs = np.unique(np.stack([spans.iteration, spans.rank])[:, computing], axis=1)
     numbers, counts = np.unique(pairs[0], return_counts=True)
     good = numbers[counts == len(np.unique(pairs[1]))]
     if not len(good):
         return timeline, None
     rows = np.split(good, np.flatnonzero(np.diff(good) != 1) + 1)
     longest = max(reversed(rows), key=len)
-    if len(longest) > 1 and _ends_in_midst(columns, *longest[-2:].tolist()):
+    if len(longest) > 1 and _ends_in_midst(spans, *longest[-2:].tolist()):
         longest = longest[:-1]
     if len(longest) == len(numbers):
         return timeline, None
     first, last = int(longest[0]), int(longest[-1])
-    there = (columns.iteration >= first) & (columns.iteration <= last)
-    return replace(timeline, spans=columns.take(np.flatnonzero(there))), (first, last)
+    return of_iterations(timeline, first, last), (first, last)
 
 
 def _ends_in_midst(spans: Spans, before: int, last: int) -> bool:

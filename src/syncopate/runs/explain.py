@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Group, RenderableType
 
-from syncopate.analysis.causes.explanation import SLOW_SERVER, Cause, Explanation, explanation
+from syncopate.analysis.causes.explanation import Cause, Explanation, explanation
 from syncopate.analysis.phases import COMPUTATION
 from syncopate.analysis.ranks.arrivals import lateness
 from syncopate.artifacts.cluster import Cluster
@@ -142,7 +142,7 @@ def explain(
     machines = Cluster.load(cluster) if isinstance(cluster, str | os.PathLike) else cluster
     recorded = latest(read(*sources, last=last, table=table, progress=progress).of_ranks(), last)
     timeline, trips = recorded.timeline, tuple(recorded.trips)
-    found = None if _arrivals_alone(timeline) else _explained(timeline, machines, trips)
+    found = None if _arrivals_alone(timeline) else explained(timeline, machines, trips)
     best = None
     if found is not None and work is not None and machines is not None:
         found, best = against_the_best(timeline, found, work, machines)
@@ -182,18 +182,15 @@ def _arrivals_alone(timeline: Timeline) -> bool:
     return not computed and bool(lateness(timeline))
 
 
-def _explained(
+def explained(
     timeline: Timeline, cluster: Cluster | None, trips: Sequence[RoundTrip]
 ) -> Explanation:
-    """Return what the ranks that are there say, whose ranks are those of the job."""
+    """Return what the ranks that are there say, whose ranks are those of the job.
+
+    Raises:
+        InvalidValueError: as :func:`~syncopate.analysis.causes.explanation.explanation` does.
+    """
     if TOOL not in timeline.metadata:  # of a run that was traced every rank has to be there
         return explanation(timeline, cluster, trips)
     seen, ranks = of_those_there(timeline)
-    found = explanation(seen, cluster, trips)
-    causes = (
-        cause
-        if cause.kind == SLOW_SERVER
-        else replace(cause, ranks=tuple(ranks[rank] for rank in cause.ranks))
-        for cause in found.causes
-    )
-    return replace(found, causes=tuple(causes))
+    return explanation(seen, cluster, trips, ranks)

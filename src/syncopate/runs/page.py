@@ -5,27 +5,28 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 
 import numpy as np
 
-from syncopate.analysis.causes.explanation import Explanation, explanation
-from syncopate.analysis.collectives import EXCHANGE
+from syncopate.analysis.causes.explanation import Explanation
+from syncopate.analysis.collectives import is_served
 from syncopate.artifacts.cluster import Cluster
-from syncopate.artifacts.plan import SERVED, Plan
+from syncopate.artifacts.plan import Plan
 from syncopate.artifacts.timeline import Timeline
-from syncopate.artifacts.timelines.round_trip import RoundTrip
 from syncopate.artifacts.workload import Workload
 from syncopate.costs.model.training import training_costs
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.output import Progress, write_output
 from syncopate.reports.pages.evidence import Evidence, Price, messages
 from syncopate.reports.pages.page import require_html
-from syncopate.reports.pages.run import run_page as page_of
+from syncopate.reports.pages.run import run_page
 from syncopate.runs.best_plan import against_the_best, at_pace
 from syncopate.runs.defaults import LAST
-from syncopate.runs.reading import Source, latest, read
+from syncopate.runs.explain import explained
+from syncopate.runs.reading import Recorded, Source, latest, read
 from syncopate.simulation import simulate
 from syncopate.simulation.timeline import stood_in
 
@@ -87,78 +88,44 @@ def report(
     require_html()
     found = latest(read(*sources, last=last, progress=progress).of_ranks(), last)
     before = [latest(read(one, last=last).of_ranks(), last) for one in against]
-    remarks = list(found.remarks)
-    for theirs in before:
-        remarks += [f"{theirs.name}, before: {text}" for text in theirs.remarks]
-    return Page(
-        run_page(
-            found.timeline,
-            remarks=tuple(remarks),
-            workload=workload,
-            cluster=cluster,
-            plan=plan,
-            against=[theirs.timeline for theirs in before],
-            files=files,
-            trips=found.trips,
-        )
+    told = [f"{one.name}, before: {text}" for one in before for text in one.remarks]
+    own = _evidence(found, workload, cluster, plan)
+    evidence = replace(
+        own,
+        remarks=(*found.remarks, *told, *own.remarks),
+        against=tuple(one.timeline for one in before),
+        files=files,
     )
+    return Page(run_page(evidence))
 
 
-def run_page(
-    timeline: Timeline,
-    *,
-    remarks: tuple[str, ...] = (),
-    workload: Workload | None = None,
-    cluster: Cluster | None = None,
-    plan: Plan | None = None,
-    against: Sequence[Timeline] = (),
-    files: tuple[str, str] | None = None,
-    trips: Sequence[RoundTrip] = (),
-) -> str:
-    """Return one HTML file that says why a training scales as it does.
-
-    Args:
-        timeline: measured or simulated.
-        remarks: what is missing, damaged or uncertain, a sentence each.
-        workload: what it trained; with the cluster, what the best plan would take is said.
-        cluster: what it ran on.
-        plan: by which it ran.
-        against: the runs before, to say what changed since.
-        files: of workload and cluster, for the commands that are proposed.
-        trips: ways of slices to parameter servers and back.
-
-    Raises:
-        InvalidValueError: the timeline has no spans; a cluster or plan of other ranks; the workload
-            of another training.
-        PlanError: the plan is not for the workload.
-        SyncopateError: the packages that make pages are not installed.
-    """
+def _evidence(
+    recorded: Recorded, workload: Workload | None, cluster: Cluster | None, plan: Plan | None
+) -> Evidence:
+    """Return what a run says by itself; its remarks are on the plan alone."""
+    timeline, trips = recorded.timeline, recorded.trips
     _require_fit(timeline, cluster, plan)
     found, why, best, expected = None, "", None, None
     told: tuple[str, ...] = ()
     try:
-        found = explanation(timeline, cluster, trips)
+        found = explained(timeline, cluster, trips)
     except InvalidValueError as error:
         why = str(error)
     if found is not None and workload is not None and cluster is not None:
         if plan is not None:
             expected, told = _played(timeline, found, workload, cluster, plan)
         found, best = against_the_best(timeline, found, workload, cluster)
-    return page_of(
-        Evidence(
-            timeline=timeline,
-            explanation=found,
-            unexplained=why,
-            remarks=(*remarks, *told),
-            cluster=cluster,
-            plan=plan,
-            best=best,
-            expected=expected,
-            prices={} if cluster is None else _prices(timeline, cluster),
-            against=tuple(against),
-            files=files,
-            trips=tuple(trips),
-        )
+    return Evidence(
+        timeline=timeline,
+        explanation=found,
+        unexplained=why,
+        remarks=told,
+        cluster=cluster,
+        plan=plan,
+        best=best,
+        expected=expected,
+        prices={} if cluster is None else _prices(timeline, cluster),
+        trips=tuple(trips),
     )
 
 
@@ -188,7 +155,7 @@ def _played(
 
 def _prices(timeline: Timeline, cluster: Cluster) -> dict[tuple[str, str], tuple[Price, ...]]:
     """Return what messages of the sizes that were sent, and between them, take on a cluster."""
-    if timeline.metadata.get(EXCHANGE) == SERVED:
+    if is_served(timeline):
         return {}  # what servers take depends on all workers at once
     sizes: dict[tuple[str, str], set[int]] = defaultdict(set)
     in_iteration: dict[tuple[str, int], int] = defaultdict(int)

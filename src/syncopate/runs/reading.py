@@ -11,6 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
+from syncopate.analysis.evidence.pipeline import pipelines
+from syncopate.analysis.work import of_iterations
 from syncopate.artifacts.timeline import Timeline
 from syncopate.artifacts.timelines.round_trip import RoundTrip
 from syncopate.errors import ArtifactError, InvalidValueError
@@ -135,12 +137,11 @@ def latest(found: Recorded, last: int) -> Recorded:
     """
     if last < 1:
         raise InvalidValueError("last", last, "at least 1")
-    spans = found.timeline.columns
-    numbers = np.unique(spans.iteration)
+    numbers = np.unique(found.timeline.kept.iteration)
     if len(numbers) <= last:
         return found
     first = int(numbers[-last])
-    timeline = replace(found.timeline, spans=spans.take(spans.iteration >= first))
+    timeline = of_iterations(found.timeline, first, int(numbers[-1]))
     said = f"the last {last} iterations are looked at, from iteration {first} on"
     return found._replace(timeline=timeline, remarks=(*found.remarks, said))
 
@@ -149,14 +150,22 @@ def of_those_there(timeline: Timeline) -> tuple[Timeline, tuple[int, ...]]:
     """Return a timeline of the ranks that have spans alone, numbered from 0, and these ranks.
 
     A few ranks of a large job say something of themselves and of each other, and nothing of the
-    others.
+    others. Stages of a pipeline wait for each other, so all those of theirs are there, too.
     """
     spans = timeline.columns
     there = np.unique(spans.rank)
+    for stages in pipelines(timeline):
+        there = np.union1d(there, stages)
     if len(there) in (0, timeline.world_size):
         return timeline, tuple(range(timeline.world_size))
+    place = {rank: at for at, rank in enumerate(there.tolist())}
+    groups = [
+        replace(group, ranks=tuple(place[rank] for rank in group.ranks if rank in place))
+        for group in timeline.groups
+    ]
     own = spans.changed(rank=np.searchsorted(there, spans.rank).astype(spans.rank.dtype))
-    return replace(timeline, world_size=len(there), spans=own), tuple(there.tolist())
+    seen = replace(timeline, world_size=len(there), spans=own, groups=tuple(groups))
+    return seen, tuple(there.tolist())
 
 
 def read_nodes(*files: Path, progress: Progress | None = None) -> Run:

@@ -17,7 +17,6 @@ from syncopate.analysis.replay.fitted import fitted_network
 from syncopate.artifacts.cluster import BESIDE_RUN, NETWORKS, Cluster
 from syncopate.artifacts.disturbed import doubts
 from syncopate.artifacts.timeline import OWN_CLUSTER, SERVER_COUNT, Timeline
-from syncopate.artifacts.timelines.alike import shared
 from syncopate.artifacts.timelines.network import Network
 from syncopate.costs.model.replayed import ClusterNetwork, comparable
 from syncopate.errors import InvalidValueError, UnknownNameError
@@ -168,12 +167,7 @@ def read_any(
         raise InvalidValueError("FILE", str(runs[0]), rule)
     else:
         found = _of_traces(files, progress)
-    timeline = found.timeline
-    kept = latest(found._replace(timeline=replace(timeline, spans=timeline.kept)), last)
-    if not timeline.alike:
-        return kept
-    spans = shared(kept.timeline.columns, timeline.alike, timeline.world_size)
-    return kept._replace(timeline=replace(timeline, spans=spans))
+    return latest(found, last)
 
 
 def _of_traces(files: Sequence[Path], progress: Progress | None) -> Recorded:

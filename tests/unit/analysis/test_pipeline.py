@@ -153,3 +153,12 @@ def test_micro_batches_of_unequal_length_are_batches():
     (batches_s,) = (gain_s for (kind, _), gain_s in gains(found).items() if kind == "batches")
     # The first stage does all its forwards at a stretch: when it sends within that stays as it was.
     assert 0.5 * cost_s < batches_s < 1.05 * cost_s
+
+
+def test_a_pipeline_of_which_no_computation_is_recorded_is_none_to_explain():
+    """As where a tool does not know the names of what these ranks compute."""
+    timeline = piped(slow=(1, 1.5))
+    spans = tuple(span for span in timeline.spans if span.rank < 3 or span.lane in {"push", "pull"})
+    found = explanation(replace(timeline, spans=spans))
+    assert found.iterations == 9
+    assert all(set(cause.ranks) <= {0, 1, 2} for cause in found.causes)

@@ -38,7 +38,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -64,7 +64,7 @@ from syncopate.analysis.exposure import exposures
 from syncopate.analysis.ranks.arrivals import clock_error_s
 from syncopate.analysis.ranks.stragglers import PAUSE, SERVER
 from syncopate.analysis.replay import Replay
-from syncopate.analysis.work import SEVERAL, whole
+from syncopate.analysis.work import SEVERAL, missing, whole
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.timeline import Timeline
 from syncopate.artifacts.timelines.round_trip import RoundTrip
@@ -149,7 +149,10 @@ class Explanation:
 
 
 def explanation(
-    timeline: Timeline, cluster: Cluster | None = None, trips: Sequence[RoundTrip] = ()
+    timeline: Timeline,
+    cluster: Cluster | None = None,
+    trips: Sequence[RoundTrip] = (),
+    ranks: Sequence[int] | None = None,
 ) -> Explanation:
     """Return the causes that cost iterations time, by counterfactual replay.
 
@@ -157,6 +160,7 @@ def explanation(
         timeline: measured or simulated.
         cluster: what links are judged by, where it is known; by each other otherwise.
         trips: of slices to parameter servers and back, by the clock of the timeline.
+        ranks: what its ranks are called, where that is not their numbers.
 
     Raises:
         InvalidValueError: nothing was computed, or times contradict each other.
@@ -166,9 +170,10 @@ def explanation(
     timeline = in_queues(timeline)
     replay = Replay(timeline)
     recorded_s = replay.recorded_s
+    called = range(timeline.world_size) if ranks is None else ranks
     slow = _slow_hosts(timeline, cluster)
     trial = Trial(replay, Counterfactuals(replay, slow, Servers(trips, replay)))
-    lacks = tuple(_lacks(timeline, replay, trial.played_s, recorded_s))
+    lacks = tuple(_lacks(replay, trial.played_s, called))
     causes = () if lacks else trial.causes()
     noise_s = trial.noise_s()
     if not lacks and noise_s > TRUSTED * recorded_s and not any(c.ranks for c in causes):
@@ -189,17 +194,23 @@ def explanation(
         even_s=trial.even_s,
         bound_s=trial.bound_s,
         compute_s=trial.computing_s,
-        causes=causes,
+        causes=tuple(_called(cause, called) for cause in causes),
         abstains=lacks,
         noise_s=noise_s,
         between=between,
         pull_period=_pull_period(timeline.columns),
         together_s=gained_s if causes else 0.0,
         left_s=trial.left_s,
-        drifts=drifts,
+        drifts={called[rank]: drift for rank, drift in drifts.items()},
         exchange=timeline.metadata.get(EXCHANGE, ""),
         sized=bool((timeline.columns.nbytes > 0).any()),
     )
+
+
+def _called(cause: Cause, ranks: Sequence[int]) -> Cause:
+    if cause.kind == SLOW_SERVER:  # its rank is among servers
+        return cause
+    return replace(cause, ranks=tuple(ranks[rank] for rank in cause.ranks))
 
 
 def _contradicted(replay: Replay, gained_s: float, told_s: float, left_s: float) -> Iterator[str]:
@@ -275,23 +286,24 @@ def _slow_hosts(timeline: Timeline, cluster: Cluster | None) -> SlowLinks:
     return SlowLinks(ranks, rate, max(found.expected_bytes_per_s, rate))
 
 
-def _lacks(timeline: Timeline, replay: Replay, played_s: float, recorded_s: float) -> Iterable[str]:
-    """Yield what the evidence lacks."""
-    count = len(replay.iterations)
+def _lacks(replay: Replay, played_s: float, called: Sequence[int]) -> Iterable[str]:
+    """Yield what the evidence lacks; ranks as they are called."""
+    timeline, recorded_s, count = replay.timeline, replay.recorded_s, len(replay.iterations)
     if timeline.source == "measured" and count < SEVERAL:
         yield (
             f"{count} iterations do not tell what is usual from what happened once: "
             f"record at least {SEVERAL + 1}, of which the first does not count"
         )
-    there = set(np.unique(timeline.columns.rank).tolist())
-    known = there.union(*(one.all.tolist() for one in timeline.alike))
-    if missing := [str(rank) for rank in range(timeline.world_size) if rank not in known]:
-        yield f"nothing is recorded of ranks {', '.join(missing)}: record all ranks"
+    if lost := missing(timeline):
+        ranks = ", ".join(str(called[rank]) for rank in lost)
+        yield f"nothing is recorded of ranks {ranks}: record all ranks"
     if timeline.world_size > 1 and not replay.messages:
         yield "no push or pull is recorded: record a training that exchanges gradients"
-    elif timeline.world_size > 1 and (silent := sorted(there - set(replay.parts.rank.tolist()))):
-        ranks = ", ".join(map(str, silent))
-        yield f"no push or pull is recorded of ranks {ranks}: what they waited for is not known"
+    elif timeline.world_size > 1:
+        silent = np.setdiff1d(timeline.columns.rank, replay.parts.rank).tolist()
+        if silent:
+            ranks = ", ".join(str(called[rank]) for rank in silent)
+            yield f"no push or pull is recorded of ranks {ranks}: what they waited for is not known"
     if replay.clocks_differ_s > TRUSTED * recorded_s:
         yield (
             "collectives are over on some ranks before others begin them: their clocks differ by "

@@ -28,7 +28,8 @@ class Stages:
         place = {rank: at for at, rank in enumerate(ranks)}
         self.alike = of_stage(timeline, ranks)
         found = pipelines(timeline)
-        self.pipelines = [[place[rank] for rank in mine if rank in place] for mine in found]
+        computing = ([place[rank] for rank in mine if rank in place] for mine in found)
+        self.pipelines = [mine for mine in computing if mine]
 
     def evenly_s(self, parts_s: Times) -> tuple[float, float]:
         """Return the time of a stage in an iteration if all were even, and that of the longest.

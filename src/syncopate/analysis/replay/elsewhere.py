@@ -36,11 +36,11 @@ from syncopate.analysis.replay.played import Replay, by_turns
 from syncopate.analysis.replay.program import POOL_IN, POOL_OUT, program_of
 from syncopate.analysis.replay.rank import PULL
 from syncopate.analysis.replay.served import Served
-from syncopate.analysis.work import whole
+from syncopate.analysis.work import missing, whole
 from syncopate.artifacts.timeline import OWN_CLUSTER, Timeline
 from syncopate.artifacts.timelines.alike import shared
 from syncopate.artifacts.timelines.network import Message, Network, Price
-from syncopate.artifacts.timelines.spans import Mask, Spans, Times
+from syncopate.artifacts.timelines.spans import Numbers, Spans, Times
 from syncopate.errors import InvalidValueError
 
 REPLAYED = "replayed"
@@ -174,21 +174,14 @@ def kept_of(timeline: Timeline) -> tuple[Timeline, tuple[int, int] | None]:
     Raises:
         InvalidValueError: a rank is missing, or nothing was sent.
     """
-    _require_all(timeline)
+    if lost := missing(timeline):
+        rule = "none, because ranks wait for each other"
+        raise InvalidValueError("ranks without a span", lost, rule)
     kept, between = whole(replace(timeline, spans=timeline.kept))
     if not kept.columns.in_lanes(*COMMUNICATION).any():
         rule = "a run whose ranks communicate: no push or pull is recorded"
         raise InvalidValueError("timeline", timeline.name, rule)
     return kept, between
-
-
-def _require_all(timeline: Timeline) -> None:
-    """Refuse a run of which ranks are missing: what these would have waited for is not known."""
-    there = set(np.unique(timeline.kept.rank).tolist())
-    there = there.union(*(one.all.tolist() for one in timeline.alike))
-    if missing := [rank for rank in range(timeline.world_size) if rank not in there]:
-        rule = "none, because ranks wait for each other"
-        raise InvalidValueError("ranks without a span", missing, rule)
 
 
 def _require_over(timeline: Timeline, played: Played) -> None:
@@ -288,7 +281,8 @@ def messages_of(run: Replay) -> list[Message]:
         for message, (size, channel) in enumerate(zip(sizes, channels, strict=True)):
             if 0 <= channel < len(timeline.groups) and size < timeline.world_size:
                 group = timeline.groups[channel].ranks
-                own = run.parts.rank[found.of == message].tolist()
+                first, count = found.first[message], found.sizes[message]
+                own = run.parts.rank[first : first + count].tolist()
                 ranks[message] = tuple(own if len(own) == 2 or not group else group)
     return [
         Message(*fields) for fields in zip(names, map(_plain, details), nbytes, ranks, strict=True)
@@ -313,9 +307,9 @@ def _spans(run: Replay, program: Program, played: Played) -> Spans:
     known = {name: getattr(columns, name).copy() for name in ("launched_s", "ready_s")}
     begun_s = played.tasks_s + run.origin_s
     ended_s = begun_s + np.array(program.tasks_s)
-    for rank in np.unique(columns.rank).tolist():
-        mine, own = columns.rank == rank, run.tasks.rank == rank
-        was_s, is_s = _anchors(run, own, begun_s, ended_s)
+    tasks, none = dict(sweep.groups(run.tasks.rank)), np.zeros(0, np.int64)
+    for rank, mine in sweep.groups(columns.rank):
+        was_s, is_s = _anchors(run, tasks.get(rank, none), begun_s, ended_s)
         for times_s in (*fields.values(), *known.values()):
             times_s[mine] = _moved(times_s[mine], was_s, is_s)
     rows = run.messages.rows
@@ -327,8 +321,8 @@ def _spans(run: Replay, program: Program, played: Played) -> Spans:
     return columns.changed(**fields, **known)
 
 
-def _anchors(run: Replay, own: Mask, begun_s: Times, ended_s: Times) -> tuple[Times, Times]:
-    """Return times of a rank as recorded, rising, and what they became."""
+def _anchors(run: Replay, own: Numbers, begun_s: Times, ended_s: Times) -> tuple[Times, Times]:
+    """Return when tasks of one rank began and ended as recorded, rising, and what that became."""
     tasks = run.tasks
     was_s = np.stack([tasks.start_s[own], tasks.end_s[own]], axis=1).ravel()
     is_s = np.stack([begun_s[own], ended_s[own]], axis=1).ravel()
