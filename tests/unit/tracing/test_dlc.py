@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import hashlib
 import re
 from pathlib import Path
@@ -307,3 +308,24 @@ def test_what_stands_too_early_is_found_however_it_names_what_it_waited_for(othe
         "id 3: Pull_Send_Worker 9-3-s0 stands before 9-4-s0, for which it waited",
     )
     assert [one.time_us for one in dlc.repaired(records)] == sorted(r.time_us for r in records)
+
+
+def test_a_compressed_trace_that_is_cut_off_is_refused(tmp_path):
+    path = written(tmp_path, figure_8() * 200)
+    packed = tmp_path / "trace.txt.gz"
+    content = gzip.compress(path.read_bytes())
+    packed.write_bytes(content)
+    assert dlc.read(packed) == dlc.read(path)
+    packed.write_bytes(content[: len(content) // 2])
+    with pytest.raises(ArtifactError, match="cannot be read: Compressed file ended before"):
+        dlc.read(packed)
+    with pytest.raises(ArtifactError, match="cannot be read: Compressed file ended before"):
+        list(dlc.records(packed))
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_trace_of_windows_is_read(tmp_path, encoding):
+    path = written(tmp_path, figure_8())
+    expected = dlc.read(path)
+    path.write_bytes(path.read_text("utf-8").encode(encoding))
+    assert dlc.read(path) == expected

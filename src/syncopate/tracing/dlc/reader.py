@@ -27,6 +27,9 @@ from syncopate.tracing.dlc.records import (
     SetUp,
 )
 
+_UNREADABLE = (OSError, EOFError, zlib.error)
+"""What reading raises; of a compressed file that is cut off only where it ends."""
+
 _MICROSECONDS = 1_000_000
 _HEADER_LINES = 100
 _AT_ONCE, _TOLD_AFTER = 128, 64
@@ -100,11 +103,12 @@ def read(path: str | os.PathLike[str], progress: Callable[[float], None] | None 
         ArtifactError: the file cannot be read, or is no DLC trace.
     """
     with _opened(path) as file:
-        header, above = _header(path, file)
+        lines = _lines(path, file)
+        header, above = _header(path, lines)
         packer = Packer()
         damage: list[Damage] = []
-        nbytes = max(os.fstat(file.fileno()).st_size, 1)
-        for count, (number, rows) in enumerate(_blocks(file, above)):
+        nbytes = max(os.stat(path).st_size, 1)
+        for count, (number, rows) in enumerate(_blocks(lines, above)):
             if progress is not None and count % _TOLD_AFTER == 0:
                 progress(min(file.buffer.tell() / nbytes, 1.0))
             # Only where a line is not as most are, it and those about it are read one by one.
@@ -125,8 +129,9 @@ def records(path: str | os.PathLike[str]) -> Iterator[Record | SetUp | Damage]:
         ArtifactError: the file cannot be read, or is no DLC trace.
     """
     with _opened(path) as file:
-        _, above = _header(path, file)
-        for number, rows in _blocks(file, above):
+        lines = _lines(path, file)
+        _, above = _header(path, lines)
+        for number, rows in _blocks(lines, above):
             packer = Packer()
             yield from packer.records() if _packed(rows, packer) else _parsed(path, rows, number)
 
@@ -134,9 +139,19 @@ def records(path: str | os.PathLike[str]) -> Iterator[Record | SetUp | Damage]:
 def _opened(path: str | os.PathLike[str]) -> TextIO:
     try:
         return io.TextIOWrapper(opened(path), encoding="utf-8", errors="replace")
-    except (OSError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ArtifactError(path, f"cannot be read: {reason}") from None
+    except _UNREADABLE as error:
+        raise _unreadable(path, error) from None
+
+
+def _lines(path: str | os.PathLike[str], file: TextIO) -> Iterator[str]:
+    try:
+        yield from file
+    except _UNREADABLE as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: str | os.PathLike[str], error: Exception) -> ArtifactError:
+    return ArtifactError(path, f"cannot be read: {getattr(error, 'strerror', None) or error}")
 
 
 def _header(path: str | os.PathLike[str], lines: Iterable[str]) -> tuple[Header, int]:
