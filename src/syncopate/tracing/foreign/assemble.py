@@ -15,6 +15,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
+from syncopate.artifacts.cluster import MAX_RANKS
 from syncopate.artifacts.timeline import HOSTS, Group, Span, Timeline
 from syncopate.artifacts.timelines.gradients import BESIDE, GRADIENTS, to_text, usual
 from syncopate.errors import InvalidValueError
@@ -33,6 +34,9 @@ NOTE = "note: "
 _SAID_S = 1e-6
 """By how much clocks are off before that is worth a word."""
 
+_MOST = 1 << 62
+"""No time in nanoseconds is as far from 1970, and no message has as many bytes."""
+
 
 def timeline_of(
     traces: Sequence[RankTrace], *, name: str, last: int | None = None, notes: Sequence[str] = ()
@@ -48,9 +52,11 @@ def timeline_of(
         notes: what else is to be said.
 
     Raises:
-        InvalidValueError: none at all, a rank twice, ranks of trainings of different sizes, or
-            nothing that any of them did.
+        InvalidValueError: none at all, a rank twice, ranks of trainings of different sizes,
+            numbers that no training has, or nothing that any of them did.
     """
+    for trace in traces:
+        _require_possible(trace)
     traces = split(sorted(traces, key=lambda trace: trace.rank))
     world_size = _world_size(traces)
     clocks = offsets(traces)
@@ -135,6 +141,21 @@ def _shown(
     if last is not None:
         first = max(first, ended - last + 1)
     return range(first, ended + 1), note
+
+
+def _require_possible(trace: RankTrace) -> None:
+    """Refuse numbers of a damaged file before anything is as large as they say."""
+    if not 0 <= trace.rank < MAX_RANKS:
+        raise InvalidValueError("the rank of a file", trace.rank, f"in 0..{MAX_RANKS - 1}")
+    if trace.world_size > MAX_RANKS:
+        rule = f"at most {MAX_RANKS}"
+        raise InvalidValueError("the world size of a file", trace.world_size, rule)
+    rows = [(one.collective, one.start_ns, one.end_ns or 0, one.nbytes) for one in trace.launches]
+    rows += [(one.name, one.start_ns, one.end_ns, 0) for one in trace.work]
+    for name, *numbers in rows:
+        if max(map(abs, numbers)) >= _MOST:
+            what = f"begin, end and bytes of {name} on rank {trace.rank}"
+            raise InvalidValueError(what, numbers, "numbers of 62 bits, times in nanoseconds")
 
 
 def _world_size(traces: Sequence[RankTrace]) -> int:

@@ -17,6 +17,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
+from syncopate.artifacts.cluster import MAX_RANKS
 from syncopate.artifacts.timeline import Group
 from syncopate.errors import ArtifactError
 from syncopate.tracing.foreign.ranktrace import Launch, RankTrace, Work, are_integers, nbytes_of
@@ -39,6 +40,10 @@ _COLLECTIVES = {
     "all_to_all_single": "all_to_all",
 }
 """The same collective under several names."""
+
+_FIELDS = {"pg_config": dict, "entries": list}
+"""The fields of a dump that are read, and what each is."""
+
 _RANK_IN_NAME = re.compile(r"(\d+)(?:\.[A-Za-z]\w*)*$")
 
 
@@ -76,15 +81,16 @@ def read_dump(document: Mapping[str, Any], path: str | os.PathLike[str]) -> Rank
             dump does not say whose it is.
 
     Raises:
-        ArtifactError: the name does not say it, or an entry is not what version 2 says.
+        ArtifactError: the name does not say it, or a field is not what version 2 says.
     """
     found = _RANK_IN_NAME.search(os.path.basename(path))
-    if found is None:
+    if found is None or int(found[1]) >= MAX_RANKS:
         reason = "a dump of torch's flight recorder does not say its rank; end the name in it: fr-3"
         raise ArtifactError(path, reason)
     rank = int(found[1])
-    world_size = max(rank + 1, _world_size(document))
-    return _trace(document, path, RankTrace(rank, world_size, TOOL, ()))
+    trace = _trace(document, path, RankTrace(rank, 0, TOOL, ()))
+    sizes = (len(group.ranks) for group in trace.groups)
+    return trace._replace(world_size=max(rank + 1, *sizes, 1))
 
 
 def read_recorded(
@@ -98,7 +104,7 @@ def read_recorded(
         damage: what of the file is damaged and left out, a sentence each.
 
     Raises:
-        ArtifactError: an entry of the flight recorder is not what version 2 says.
+        ArtifactError: a field of the flight recorder is not what version 2 says.
     """
     work = tuple(Work(s.name, "update", s.start_ns, s.end_ns) for s in recorded.steps)
     counting = [step for step in recorded.steps if step.optimizer == 0]
@@ -123,31 +129,35 @@ def _between_steps(trace: RankTrace) -> Iterator[Work]:
             yield Work(BETWEEN_STEPS, "backward", max(ends), starts[-1])
 
 
-def _world_size(document: Mapping[str, Any]) -> int:
-    """Return the size of the largest group."""
-    sizes = [0]
-    for group in document["pg_config"].values():
-        sizes.append(len(re.findall(r"\d+", str(group.get("ranks", "")))))
-    return max(sizes)
-
-
 def _trace(document: Mapping[str, Any], path: str | os.PathLike[str], rank: RankTrace) -> RankTrace:
     version = str(document.get("version", ""))
     if version.partition(".")[0] != "2":
         reason = f"version {version!r} of torch's flight recorder; expected 2"
         raise ArtifactError(path, reason, "$.version")
-    launches = []
-    groups = {str(name): _group(str(name), one) for name, one in document["pg_config"].items()}
-    for index, entry in enumerate(document["entries"]):
+    launches, numbers = [], []
+    config, entries = (_field(document, *field, path) for field in _FIELDS.items())
+    groups = {str(name): _group(str(name), one) for name, one in config.items()}
+    for index, entry in enumerate(entries):
         try:
             launches.append(_launch(entry, groups))
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            numbers.append(int(entry["record_id"]))
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             reason = f"not an entry of torch's flight recorder: {error!r}"
             raise ArtifactError(path, reason, f"$.entries[{index}]") from None
-    lost = min((int(entry["record_id"]) for entry in document["entries"]), default=0)
     launches.sort(key=lambda launch: launch.start_ns)
-    launched = tuple(_numbered(launches))
-    return rank._replace(launches=launched, lost=lost, groups=tuple(groups.values()))
+    return rank._replace(
+        launches=tuple(_numbered(launches)),
+        lost=min(numbers, default=0),
+        groups=tuple(groups.values()),
+    )
+
+
+def _field(document: Mapping[str, Any], name: str, kind: type, path: str | os.PathLike[str]) -> Any:
+    found = document.get(name)
+    if not isinstance(found, kind):
+        reason = f"not a dump of torch's flight recorder: {name} is not a {kind.__name__}"
+        raise ArtifactError(path, reason, f"$.{name}")
+    return found
 
 
 def _group(name: str, about: Any) -> Group:

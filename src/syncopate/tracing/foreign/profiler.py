@@ -114,7 +114,7 @@ def _number(value: Any, otherwise: int) -> int:
     """Return a number that a file may have as a text, or not at all."""
     try:
         return otherwise if value is None else int(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return otherwise
 
 

@@ -141,5 +141,5 @@ def nbytes_of(shape: list[int], dtype: str) -> int:
     """Return the bytes of a tensor; 0 where PyTorch's name of its scalar type is not known."""
     number = 1
     for extent in shape:
-        number *= extent
+        number *= max(extent, 0)
     return number * DTYPE_BYTES.get(dtype.rpartition("::")[2].lower(), 0)

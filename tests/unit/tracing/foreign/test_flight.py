@@ -148,3 +148,36 @@ def test_what_is_no_dump_is_refused(tmp_path):
     (path,) = write(tmp_path, "fr-", [dump([])])
     with pytest.raises(InvalidValueError, match="at least one collective"):
         read_timeline([path])
+
+
+WRONG = {
+    "groups are a list": ({"pg_config": []}, r"\$\.pg_config: .*pg_config is not a dict"),
+    "no groups": ({"pg_config": None}, r"\$\.pg_config: .*pg_config is not a dict"),
+    "entries are no list": ({"entries": {"0": {}}}, r"\$\.entries: .*entries is not a list"),
+    "no number": ({"entries": [{**entry(1, 1, 5), "record_id": None}]}, r"\$\.entries\[0\]: not"),
+    "no entry": ({"entries": [entry(1, 1, 5), 7]}, r"\$\.entries\[1\]: not an entry"),
+    "no end": (
+        {"entries": [entry(1, 1, 5, time_discovered_completed_ns=float("inf"))]},
+        r"\$\.entries\[0\]: not an entry",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_damaged_dump_is_refused_with_its_field(tmp_path, what):
+    changed, said = WRONG[what]
+    path = tmp_path / "nccl_trace_rank_0"
+    path.write_bytes(pickle.dumps(dump(_training()) | changed))
+    with pytest.raises(ArtifactError, match=said):
+        read_timeline([path])
+
+
+def test_a_group_that_is_none_has_no_ranks(tmp_path):
+    (path,) = write(tmp_path, "fr-", [dump(_training(), ranks=1) | {"pg_config": {"": "?"}}])
+    assert read_timeline([path]).world_size == 1
+
+
+def test_a_date_in_the_name_of_a_dump_is_no_rank(tmp_path):
+    (path,) = write(tmp_path, "dump-2024110", [dump(_training(), ranks=1)])
+    with pytest.raises(ArtifactError, match="does not say its rank; end the name in it"):
+        read_timeline([path])

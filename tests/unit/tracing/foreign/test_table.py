@@ -173,3 +173,35 @@ def test_commands_read_tables_and_mappings(tmp_path, monkeypatch, capfd, command
     monkeypatch.setattr("sys.argv", ["syncopate", *given])
     assert main() == 0
     assert "bucket 0" in (told := capfd.readouterr()).out or "rank 1" in told.out
+
+
+def test_a_log_with_a_progress_bar_is_no_table(tmp_path):
+    path = tmp_path / "train.log"
+    path.write_text("epoch 0: 10%\repoch 0: 20%\r" * 9 + "\n")
+    assert not is_table(path)
+
+
+def test_lines_may_end_as_on_old_machines(tmp_path):
+    path, old = tmp_path / "t.csv", tmp_path / "o.csv"
+    _write(path, HEADER, _rows())
+    old.write_bytes(path.read_bytes().replace(b"\n", b"\r"))
+    assert is_table(old)
+    assert read_timeline([old]).spans == read_timeline([path]).spans
+
+
+def test_a_quote_that_never_ends_is_said_with_its_line(tmp_path):
+    rows = [*_rows(), '0,9,"forward,0.9,0.91,,', *_rows(700)]
+    path = _write(tmp_path / "t.csv", HEADER, rows)
+    with pytest.raises(ArtifactError, match=r"at line \d+: damaged: field larger than"):
+        read_timeline([path])
+
+
+@pytest.mark.parametrize("number", ["1e999999", "-1e31", "inf", "nan"])
+@pytest.mark.parametrize("column", ["iteration", "start", "bytes"])
+def test_a_number_beyond_all_others_is_none(tmp_path, column, number):
+    row = dict(zip(HEADER.split(","), ["0", "1", "push", "0.1", "0.2", "5", ""], strict=True))
+    path = _write(
+        tmp_path / "t.csv", HEADER, [*_rows(), ",".join((row | {column: number}).values())]
+    )
+    with pytest.raises(ArtifactError, match=rf"column {column}: '{number}' is not a"):
+        read_timeline([path])

@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from syncopate.errors import ArtifactError, SyncopateError
+from syncopate.errors import ArtifactError, InvalidValueError, SyncopateError
 from syncopate.tracing.foreign import read_timeline
 from syncopate.tracing.foreign.chrome import events
 from tests.unit.tracing.foreign.made import EPOCH_NS, notes, profile, times_ms, write
@@ -308,3 +308,30 @@ def test_files_of_different_times_are_remarked(tmp_path):
     documents = [profile(0, _iteration(0)), profile(1, _iteration(1000))]
     timeline = read_timeline(write(tmp_path, "rank", documents))
     assert any("no time is in the files of all ranks" in note for note in notes(timeline))
+
+
+@pytest.mark.parametrize(
+    ("about", "said"),
+    [
+        ({"rank": -7}, "the rank of a file is -7; it must be in 0"),
+        ({"rank": 1e30}, "the rank of a file is 10000"),
+        ({"world_size": 1 << 40}, "the world size of a file is 1099511627776; it must be at most"),
+    ],
+)
+def test_ranks_that_there_cannot_be_are_refused_before_there_is_room_for_them(
+    tmp_path, about, said
+):
+    document = profile(0, _iteration(0), world_size=1)
+    document["distributedInfo"] |= about
+    with pytest.raises(InvalidValueError, match=said):
+        read_timeline(write(tmp_path, "rank", [document]))
+
+
+def test_a_time_that_there_cannot_be_is_refused_with_its_rank(tmp_path):
+    """Of several hosts, whose clocks are compared by it."""
+    documents = [profile(r, [*_iteration(0), *_iteration(100)], host=f"h{r}") for r in (0, 1)]
+    for event in documents[1]["traceEvents"]:
+        if event["name"].startswith("gloo:"):
+            event["dur"] = 1e30
+    with pytest.raises(InvalidValueError, match=r"bytes of all_reduce on rank 1 is .*of 62 bits"):
+        read_timeline(write(tmp_path, "rank", documents))

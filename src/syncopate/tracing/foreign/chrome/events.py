@@ -345,5 +345,5 @@ def _end_of_events(text: bytes) -> int | None:
 def _whole(value: Any) -> int:
     try:
         return int(value or 0)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return 0

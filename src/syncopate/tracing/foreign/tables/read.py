@@ -33,6 +33,8 @@ TOOL = "a table"
 _SUFFIXES = (".csv", ".tsv", ".parquet")
 _PARQUET = b"PAR1"
 _MOST_IN_HEADER = 1 << 16
+_MOST = Decimal(10) ** 30
+"""No number of a table is as large."""
 
 
 def is_table(path: str | os.PathLike[str], mapping: Mapped | None = None) -> bool:
@@ -44,7 +46,7 @@ def is_table(path: str | os.PathLike[str], mapping: Mapped | None = None) -> boo
     begins = _read(path, _MOST_IN_HEADER)
     if begins.startswith(_PARQUET):
         return True
-    header = _header(begins)
+    header = _header(_first_line(begins.decode("utf-8-sig", "replace")))
     try:
         places_of(path, header, mapping or Mapped())
     except ArtifactError:
@@ -201,12 +203,19 @@ def _rank_number(value: Any) -> int:
 
 
 def _whole(value: Any) -> int:
-    return int(value) if str(value).strip().isdigit() else int(Decimal(str(value)))
+    return int(_number(value))
 
 
 def _ns(value: Any, unit: int) -> int:
     """Return a time in nanoseconds; as a float, seconds since 1970 would lose them."""
-    return round(Decimal(str(value).strip()) * unit)
+    return round(_number(value) * unit)
+
+
+def _number(value: Any) -> Decimal:
+    number = Decimal(str(value).strip())
+    if not abs(number) < _MOST:
+        raise ValueError
+    return number
 
 
 def _records(path: str | os.PathLike[str]) -> tuple[list[str], Iterable[Sequence[Any]]]:
@@ -218,15 +227,25 @@ def _records(path: str | os.PathLike[str]) -> tuple[list[str], Iterable[Sequence
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ArtifactError(path, f"it is no text in UTF-8, and no Parquet file: {error}") from None
-    header = _header(data)
-    lines = io.StringIO(text, newline="")
-    rows = csv.reader(lines, delimiter=_delimiter(text.partition("\n")[0]))
-    next(rows, None)
-    return header, (row for row in rows if row)
+    line = _first_line(text)
+    return _header(line), _parsed(text, _delimiter(line), path)
 
 
-def _header(data: bytes) -> list[str]:
-    line = data.decode("utf-8-sig", "replace").partition("\n")[0].rstrip("\r")
+def _parsed(text: str, delimiter: str, path: str | os.PathLike[str]) -> Iterator[Sequence[str]]:
+    """Yield the rows behind the header that are not empty."""
+    rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    try:
+        next(rows, None)
+        yield from filter(None, rows)
+    except csv.Error as error:
+        raise ArtifactError(path, f"damaged: {error}", f"line {rows.line_num}") from None
+
+
+def _first_line(text: str) -> str:
+    return re.split(r"[\r\n]", text[:_MOST_IN_HEADER], maxsplit=1)[0]
+
+
+def _header(line: str) -> list[str]:
     return next(csv.reader([line], delimiter=_delimiter(line)), [])
 
 
