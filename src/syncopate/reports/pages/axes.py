@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+_MOST = 6
+"""Marks of an axis."""
 
 
 class Axis(NamedTuple):
@@ -38,10 +43,14 @@ class Axis(NamedTuple):
         """Return whether a value is on the axis."""
         return self.low <= value <= self.high
 
-    def marks(self, candidates: Sequence[float], most: int = 6) -> list[float]:
+    def marks(self, candidates: Sequence[float]) -> Sequence[float]:
         """Return some of the candidates on the axis, evenly thinned."""
-        there = [value for value in candidates if self.holds(value)]
-        return there[:: max(math.ceil(len(there) / most), 1)]
+        return thinned([value for value in candidates if self.holds(value)])
+
+
+def thinned(marks: Sequence[T]) -> Sequence[T]:
+    """Return as many of the marks as an axis has room for, evenly from all."""
+    return marks[:: max(math.ceil(len(marks) / _MOST), 1)]
 
 
 def log_axis(values: Sequence[float], room: float) -> Axis:

@@ -20,6 +20,7 @@ import numpy as np
 from syncopate.analysis.collectives import collectives
 from syncopate.analysis.memoized import memoized
 from syncopate.analysis.path import critical_path
+from syncopate.analysis.phases import COMPUTATION
 from syncopate.analysis.work import last_end_s, steady, works
 from syncopate.artifacts.timeline import LANES, Span, Timeline
 from syncopate.artifacts.timelines.spans import Times
@@ -28,7 +29,6 @@ MOST_SPANS = 24_000
 """Spans of one page."""
 
 _TICK_S = 1e-7
-_COMPUTE = ("forward", "backward", "update")
 _SLOWEST = 3
 _DEEPEST = 4
 
@@ -200,7 +200,7 @@ class _Depths:
 
 
 def _row(span: Span) -> tuple[int, str, int]:
-    if span.lane in _COMPUTE:
+    if span.lane in COMPUTATION:
         return span.rank, "compute", 0
     return span.rank, span.lane, span.channel
 

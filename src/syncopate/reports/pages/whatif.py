@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from syncopate.artifacts.results.whatif import AXES, PLANS, Outcome, Point, Setting, WhatIf
-from syncopate.reports.pages.axes import Axis
+from syncopate.reports.pages.axes import Axis, thinned
 from syncopate.reports.pages.page import render_page
 from syncopate.reports.whatif import ASKS, heading, interval, rate, value
 from syncopate.units import format_link, format_rate, format_seconds
@@ -284,7 +284,7 @@ def _plot(
         ],
         "x": [
             {"at": x, "text": value(point, over)}
-            for x, point in _thinned(list(zip(xs, ordered, strict=True)))
+            for x, point in thinned(list(zip(xs, ordered, strict=True)))
         ],
         "y": [
             {"at": 100 - up.at(tick), "text": _said(tick, is_share)}
@@ -308,8 +308,3 @@ def _ticks(up: Axis) -> list[float]:
     power = 10.0 ** math.floor(math.log10(raw)) if raw > 0 else 1.0
     step = next(one * power for one in (1, 2, 5, 10) if one * power >= raw)
     return [step * place for place in range(int(up.high / step) + 1)]
-
-
-def _thinned(marks: list[tuple[float, Point]], most: int = 6) -> list[tuple[float, Point]]:
-    step = max(1, -(-len(marks) // most))
-    return marks[::step]
