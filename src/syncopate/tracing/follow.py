@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from syncopate.errors import ArtifactError
 from syncopate.reading import require_file
 from syncopate.tracing.blocks import HEADER, NOTE, RECORDS, Blocks, whole_blocks
-from syncopate.tracing.recorder import RECORD
+from syncopate.tracing.recorder import RECORD, UNPLACED
 from syncopate.tracing.run import PATTERN, Run, of_last_run, run_of
 from syncopate.tracing.served.read import PATTERNS, NodeFile
 from syncopate.tracing.served.rows import ROW, NodeHeader
@@ -26,7 +26,6 @@ from syncopate.tracing.trace_file import Header, Written
 MOST_ROWS = 50_000
 """Messages of a node that are kept, the last ones."""
 
-_NOWHERE = -1
 _REPEATED = "links"
 """Notes of this are made every two seconds; of those before the kept iterations one is enough."""
 
@@ -40,12 +39,10 @@ class Growing:
 
     Attributes:
         path: the file.
-        written_s: when it was written last, in seconds since 1970.
     """
 
     def __init__(self, path: Path, last: int) -> None:
         self.path = path
-        self.written_s = 0.0
         self._of_rank = path.match(PATTERN)
         self._dtype = RECORD if self._of_rank else ROW
         self._last = last
@@ -63,7 +60,6 @@ class Growing:
         require_file(self.path)
         with self.path.open("rb") as file:
             now = os.fstat(file.fileno())
-            self.written_s = now.st_mtime
             if now.st_ino != self._inode or now.st_size < self._at:
                 self._inode = now.st_ino
                 self._begin()
@@ -106,13 +102,13 @@ class Growing:
             self._records = every[-MOST_ROWS:]
             return
         numbers = every["iteration"]
-        stays = numbers > numbers.max(initial=_NOWHERE) - self._last - 1
+        stays = numbers > numbers.max(initial=UNPLACED) - self._last - 1
         if stays.all():
             self._records = every
             return
         # A pause has no number: it belongs to the computation that ends next.
-        since_s = every["start_s"][stays & (numbers != _NOWHERE)].min(initial=np.inf)
-        self._records = every[stays | ((numbers == _NOWHERE) & (every["start_s"] >= since_s))]
+        since_s = every["start_s"][stays & (numbers != UNPLACED)].min(initial=np.inf)
+        self._records = every[stays | ((numbers == UNPLACED) & (every["start_s"] >= since_s))]
 
     def _note(self, note: dict[str, Any]) -> None:
         if _REPEATED in note:
@@ -139,11 +135,6 @@ class Follower:
         self.hosts: frozenset[str] = frozenset()
         self._last = last
         self._files: dict[Path, Growing] = {}
-
-    @property
-    def written_s(self) -> dict[Path, float]:
-        """When each file was written last, in seconds since 1970."""
-        return {path: one.written_s for path, one in self._files.items()}
 
     def look(self) -> Run | None:
         """Return the last iterations; None as long as no file holds any.

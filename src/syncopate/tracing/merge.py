@@ -34,7 +34,6 @@ def merge(
     *,
     name: str,
     offsets_s: Sequence[float] | None = None,
-    source: str = "measured",
     metadata: Mapping[str, str] | None = None,
 ) -> Timeline:
     """Return one timeline of every rank's spans; it starts at 0 with the earliest span.
@@ -43,7 +42,6 @@ def merge(
         spans: per rank, its spans on its own clock.
         name: what to call the timeline in reports.
         offsets_s: per rank, its clock minus the common one; all 0 when left out.
-        source: ``"measured"`` or ``"simulated"``.
         metadata: plan, cluster, versions, date.
 
     Raises:
@@ -70,7 +68,7 @@ def merge(
 
     return Timeline(
         name=name,
-        source=source,
+        source="measured",
         world_size=max(world_size, 1),
         spans=Spans.joined(parts, lambda field, column: shifted(field, column)[order]),
         metadata=dict(metadata or {}),

@@ -14,16 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from syncopate.artifacts.timeline import LANES, PAUSES
-from syncopate.tracing.recorder import Event, Records
+from syncopate.artifacts.timeline import PAUSES
+from syncopate.tracing.recorder import COMPUTING, UNPLACED, Event, Records
 
 SHORTEST_S = 5e-4
 """Garbage collections that take less are not noted: there are thousands of them."""
 
 _INPUT, _COLLECTION, *_ = PAUSES
 _CAPACITY = 4096
-_NOWHERE = -1
-_COMPUTATION = [LANES.index(lane) for lane in ("forward", "backward", "update")]
 
 
 class Pauses:
@@ -51,7 +49,7 @@ class Pauses:
         found = []
         while self._noted:
             name, start_s, end_s = self._noted.popleft()
-            found.append(Event("wait", start_s, end_s, _NOWHERE, detail=name))
+            found.append(Event("wait", start_s, end_s, UNPLACED, detail=name))
         return found
 
     def _collects(self, phase: str, _: dict[str, Any]) -> None:
@@ -68,15 +66,15 @@ def placed(records: Records) -> Records:
     That is the iteration of the computation that ends next. Pauses before the first computation and
     behind the last hold up none, and are left out.
     """
-    nowhere = records["iteration"] == _NOWHERE
+    nowhere = records["iteration"] == UNPLACED
     if not nowhere.any():
         return records
-    computing = np.sort(records[np.isin(records["lane"], _COMPUTATION)], order="end_s")
+    computing = np.sort(records[np.isin(records["lane"], COMPUTING)], order="end_s")
     found = records.copy()
     if len(computing):
         place = np.searchsorted(computing["end_s"], found["start_s"], side="right")
         inside = (found["start_s"] >= computing["start_s"].min()) & (place < len(computing))
         iterations = computing["iteration"][np.minimum(place, len(computing) - 1)]
         found["iteration"] = np.where(nowhere & inside, iterations, found["iteration"])
-    kept: Records = found[found["iteration"] != _NOWHERE]
+    kept: Records = found[found["iteration"] != UNPLACED]
     return kept

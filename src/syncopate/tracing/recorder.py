@@ -42,6 +42,12 @@ CAPACITY = 1 << 20
 
 _LANE = {lane: place for place, lane in enumerate(LANES)}
 
+COMPUTING = tuple(_LANE[lane] for lane in ("forward", "backward", "update"))
+"""The lanes of computation, as records have them."""
+
+UNPLACED = -1
+"""The iteration of a pause: :func:`~syncopate.tracing.pauses.placed` finds which it holds up."""
+
 
 class Event(NamedTuple):
     """An event of a rank; times by its ``time.perf_counter``, NaN where they are not known.

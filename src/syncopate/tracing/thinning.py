@@ -14,12 +14,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from syncopate.artifacts.timeline import LANES
-from syncopate.tracing.recorder import RECORD
+from syncopate.tracing.recorder import COMPUTING, RECORD, UNPLACED
 from syncopate.tracing.retention import Pace, Retention, kept
 
-_NOWHERE = -1
-_COMPUTATION = [LANES.index(lane) for lane in ("forward", "backward", "update")]
 _BLOCK_BYTES = 1 << 16
 """What is kept is gathered into blocks of about this size."""
 
@@ -58,13 +55,13 @@ class Thinning:
         self._pace.rest()
 
     def _learn(self, records: NDArray[np.void]) -> None:
-        records = records[records["iteration"] != _NOWHERE]
+        records = records[records["iteration"] != UNPLACED]
         order = np.argsort(records["iteration"], kind="stable")
         records = records[order]
         numbers, begins = np.unique(records["iteration"], return_index=True)
         if not len(numbers):
             return
-        computes = np.isin(records["lane"], _COMPUTATION)
+        computes = np.isin(records["lane"], COMPUTING)
         ends = np.where(computes, records["end_s"], -np.inf)
         starts = np.where(computes, records["start_s"], np.inf)
         ends_s = np.maximum.reduceat(ends, begins).tolist()
@@ -112,14 +109,14 @@ class Thinning:
                 yield False, payload
             return
         records = np.frombuffer(payload, RECORD).copy()
-        nowhere = records["iteration"] == _NOWHERE
+        nowhere = records["iteration"] == UNPLACED
         if nowhere.any():
             # A pause belongs to the computation that ends next, which may go.
             place = np.searchsorted(self._ends_s, records["start_s"][nowhere], side="right")
             last = len(self._order) - 1
             there = self._order[np.minimum(place, last)] if last >= 0 else place
-            records["iteration"][nowhere] = np.where(place <= last, there, _NOWHERE)
-        stays = np.isin(records["iteration"], self._kept) | (records["iteration"] == _NOWHERE)
+            records["iteration"][nowhere] = np.where(place <= last, there, UNPLACED)
+        stays = np.isin(records["iteration"], self._kept) | (records["iteration"] == UNPLACED)
         self._waiting.append(records[stays].tobytes())
         if sum(map(len, self._waiting)) >= _BLOCK_BYTES:
             yield from self._gathered()
