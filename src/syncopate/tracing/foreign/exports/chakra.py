@@ -236,7 +236,8 @@ def _said(span: Span, rank: int, told: _Told) -> tuple[int, list[bytes]]:
         return _COMP_NODE, []
     attributes = [_integer("comm_type", collective), size]
     groups = told.timeline.groups
-    if span.channel < len(groups) and len(groups[span.channel].ranks) != told.timeline.world_size:
+    known = 0 <= span.channel < len(groups)
+    if known and len(groups[span.channel].ranks) != told.timeline.world_size:
         attributes.append(text(1, "pg_name") + text(29, str(span.channel + 1)))
     return _COMM_COLL_NODE, attributes
 

@@ -200,7 +200,7 @@ def _told(span: Span, kinds: Mapping[Span, str], timeline: Timeline) -> tuple[st
     kind = kinds.get(span, "send")
     everybody = Group(name="0", ranks=tuple(range(timeline.world_size)))
     groups = timeline.groups
-    group = groups[span.channel] if span.channel < len(groups) else everybody
+    group = groups[span.channel] if 0 <= span.channel < len(groups) else everybody
     args |= {
         "Collective name": _TORCH_S.get(kind, kind),
         "In msg nelems": span.nbytes,
