@@ -15,7 +15,6 @@ from syncopate.artifacts.timeline import HOSTS, Timeline
 from syncopate.reports.explanation import explanation_json, verdict
 from tests.unit.analysis.troubled import (
     MS,
-    Fault,
     bad_plan,
     checkpoints,
     cost_s,
@@ -249,7 +248,7 @@ def test_messages_beside_backward_may_be_why_it_takes_a_little_longer(fault, bla
 
 
 def test_messages_that_slow_processors_handle_late_are_a_part_of_what_these_cost():
-    """Of two hosts a link is blamed on neither; a rank that is slow in all it does is slow there."""
+    """Of two hosts a link is blamed on neither; a rank that is slow in all is slow there, too."""
     options = {"ranks": 2, "iterations": 24}
     faults = [slow_forward(1), slow_backward(1), slow_link(1)]
     found = explanation(replace(trained(faults, **options), metadata={HOSTS: "2"}))
