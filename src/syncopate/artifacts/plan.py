@@ -287,10 +287,10 @@ class Plan(Shown, Artifact, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.world_size < 1:
             raise InvalidValueError("world_size", self.world_size, "an integer >= 1")
-        if self.order and sorted(self.order) != list(range(self.world_size)):
-            raise InvalidValueError(
-                "order", self.order, f"a permutation of the ranks 0..{self.world_size - 1}"
-            )
+        places = list(range(len(self.order)))
+        if self.order and (len(places) != self.world_size or sorted(self.order) != places):
+            rule = f"a permutation of the ranks 0..{self.world_size - 1}"
+            raise InvalidValueError("order", self.order, rule)
         if self.exchange not in EXCHANGES:
             raise UnknownNameError("exchange", self.exchange, EXCHANGES)
         require_wire_dtype(self.wire_dtype)
@@ -405,10 +405,9 @@ class Plan(Shown, Artifact, frozen=True, kw_only=True):
 
     def _require_disjoint(self) -> None:
         """Refuse a tensor in two places, and parts that do not follow one another."""
-        held: list[str] = []
+        held: set[str] = set()
         for places in joined(self.buckets):
-            held += self.buckets[places[0]].tensors
-            filled = 0
+            filled, names = 0, self.buckets[places[0]].tensors
             for place in places:
                 start, stop = self.buckets[place].elements or (0, 0)
                 if start != filled:
@@ -416,11 +415,13 @@ class Plan(Shown, Artifact, frozen=True, kw_only=True):
                     raise InvalidValueError(f"elements of bucket {place}", (start, stop), rule)
                 if (self.buckets[place].pull is None) != (self.buckets[places[0]].pull is None):
                     rule = f"one exactly where bucket {places[0]} has one, of the same tensor"
-                    raise InvalidValueError(f"pull of bucket {place}", held[-1], rule)
+                    raise InvalidValueError(f"pull of bucket {place}", names[-1], rule)
                 filled = stop
-        if len(set(held)) < len(held):
-            twice = next(name for index, name in enumerate(held) if name in held[:index])
-            raise InvalidValueError("buckets", twice, "disjoint; this tensor is in two places")
+            for name in names:
+                if name in held:
+                    rule = "disjoint; this tensor is in two places"
+                    raise InvalidValueError("buckets", name, rule)
+                held.add(name)
 
     def _require_pull_order(self) -> None:
         """Refuse an order in which some bucket is not pulled, or is where nothing is."""
@@ -433,9 +434,8 @@ class Plan(Shown, Artifact, frozen=True, kw_only=True):
         if not EXCHANGES[self.exchange].pull:
             rule = f"empty with the {self.exchange} exchange, which pulls nothing"
             raise InvalidValueError("pull_order", self.pull_order, rule)
-        last = len(self.buckets) - 1
-        if sorted(self.pull_order) != list(range(last + 1)):
-            rule = f"a permutation of the buckets 0..{last}"
+        if sorted(self.pull_order) != list(range(len(self.buckets))):
+            rule = f"a permutation of the buckets 0..{len(self.buckets) - 1}"
             raise InvalidValueError("pull_order", self.pull_order, rule)
 
     def _require_recipes(self, index: int, bucket: Bucket) -> None:

@@ -130,6 +130,10 @@ def test_the_distance_to_the_bound():
         (lambda: _rooted(1, 1, pull_order=(1, 0)), r"pull_order is .*permutation of .* 0\.\.0"),
         (lambda: _plan(_bucket("a"), order=(0, 1)), r"order is \(0, 1\).*ranks 0\.\.3"),
         (
+            lambda: _plan(_bucket("a"), order=(0, 1), world_size=10**15),
+            r"order is \(0, 1\).*ranks 0\.\.9+",
+        ),
+        (
             lambda: _plan(
                 Bucket(tensors=("a",), nbytes=16, push=Recipe("all_reduce", options={"blocks": 2}))
             ),
