@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -147,6 +148,7 @@ class Layout:
         self.ending = ExitStack()
         self._servers = servers
         self._shared: dict[Any, Any] = {}
+        self._threads: dict[str, ThreadPoolExecutor] = {}
         self.ending.callback(self._let_go)
 
     def allocate(
@@ -177,6 +179,14 @@ class Layout:
         """Drop all references back to this layout."""
         self._shared.clear()
         del self.notes
+
+    def thread(self, name: str) -> ThreadPoolExecutor:
+        """Return the one thread of that name, which ends with the exchange."""
+        if name not in self._threads:
+            made = ThreadPoolExecutor(1, thread_name_prefix=f"syncopate-{name}")
+            self._threads[name] = made
+            self.ending.callback(made.shutdown)
+        return self._threads[name]
 
     def lend(self, holder: object, name: str, value: object) -> None:
         """Let an attribute of ``holder`` be ``value`` until the exchange ends.

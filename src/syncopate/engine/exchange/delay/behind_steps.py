@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import torch
@@ -59,7 +58,6 @@ class Behind:
         self.ending: Ending | None = None
         self._held: list[Held] = []
         self._due: list[Due] = []
-        self._updater: ThreadPoolExecutor | None = None
         layout.lend(self._stages, "finish", self.finish)
         layout.lend(layout.shared(OwnedState), "finish", self.finish)
 
@@ -71,14 +69,7 @@ class Behind:
     def go_on(self, updates: Sequence[Callable[[], None]]) -> None:
         """End the step behind it, with these updates."""
         assert self.ending is not None
-        self.ending.go_on(self._executor(), updates)
-
-    def _executor(self) -> ThreadPoolExecutor:
-        """Return the thread that ends steps."""
-        if self._updater is None:
-            self._updater = ThreadPoolExecutor(1, thread_name_prefix="syncopate-update")
-            self._layout.ending.callback(self._updater.shutdown)
-        return self._updater
+        self.ending.go_on(self._layout.thread("update"), updates)
 
     def finish(self) -> None:
         """Wait for what goes on behind the last step; `deferred`, [Note: a failure ... late].
@@ -149,7 +140,7 @@ class Behind:
         due, self._due = self._due, []
         if due:
             assert self.ending is not None
-            self.ending.launch(self._executor(), due)
+            self.ending.launch(self._layout.thread("update"), due)
 
     def _drop_pulls(self) -> None:
         """Forget the pulls of a step that does not count: no rank launches them."""

@@ -7,7 +7,7 @@ statistics of batch normalisation, which belong to its own weights. With the pul
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -37,9 +37,8 @@ class LocalUpdates(Beside):
     """Updates local weights by the local rule, once the global update may begin."""
 
     def __init__(self, layout: Layout) -> None:
+        self._layout = layout
         self._stages, self._weights = layout.shared(Stages), layout.shared(FlatWeights)
-        self._ending = layout.ending
-        self._worker: ThreadPoolExecutor | None = None
 
     def updates(self, optimizer: Optimizer, stepping: frozenset[int]) -> None:
         """Begin the local update of the parameters of ``optimizer``."""
@@ -84,11 +83,8 @@ class LocalUpdates(Beside):
             local.working = Future()
             aside.append(partial(_run, local.updating(ranges), local.working))
             self._weights.expect(local.part, _Aside(local.working))
-        if self._worker is None:
-            self._worker = ThreadPoolExecutor(1, thread_name_prefix="syncopate-local")
-            self._ending.callback(self._worker.shutdown)
         # At once, for a thread that is woken for each would disturb the step.
-        self._worker.submit(in_turn, *aside)
+        self._layout.thread("local").submit(in_turn, *aside)
 
 
 class LatePulls(Source):

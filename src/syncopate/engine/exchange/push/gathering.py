@@ -10,7 +10,6 @@ to be, at the first look. On a device the copy is on the stream of backward, whe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from syncopate.engine.buckets import BucketBuffers, FlatBuffer, in_turn
@@ -33,8 +32,7 @@ class Gathering:
     """
 
     def __init__(self, layout: Layout) -> None:
-        self._ending = layout.ending
-        self._copier: ThreadPoolExecutor | None = None
+        self._layout = layout
         self._copies: list[Callable[[], object]] = []
         self.wanted: Callable[[], bool] = always
         self.keeping: Callable[[FlatBuffer], Calls] = _nothing
@@ -70,10 +68,7 @@ class Gathering:
 
     def aside(self, gather: Callable[[], None]) -> Callable[[], object]:
         """Begin to gather beside the backward, one after the other; return what waits for it."""
-        if self._copier is None:
-            self._copier = ThreadPoolExecutor(1, thread_name_prefix="syncopate-gather")
-            self._ending.callback(self._copier.shutdown)
-        copied = self._copier.submit(gather).result
+        copied = self._layout.thread("gather").submit(gather).result
         self._copies.append(copied)
         return copied
 
