@@ -174,17 +174,18 @@ def _splits(start_ns: Times, end_ns: Times) -> list[_Split]:
     count = len(there)
     if count < 4:
         return []
-    start_ns, end_ns = start_ns[:, there], end_ns[:, there]
+    start_ns, end_ns = (np.ascontiguousarray(of[:, there].T) for of in (start_ns, end_ns))
+    median = np.nanmedian if np.isnan(end_ns).any() else np.median
     vary_ns, before = np.full((count, count), np.inf), np.zeros((count, count), bool)
     for one in range(count):
-        later_ns = end_ns - end_ns[:, [one]]
-        known = (~np.isnan(later_ns)).sum(axis=0)
+        later_ns = end_ns - end_ns[one]
+        known = (~np.isnan(later_ns)).sum(axis=1)
         told = known >= _FEWEST
-        later_ns[:, ~told] = 0.0
-        middle_ns = np.nanmedian(later_ns, axis=0)
-        vary_ns[one, told] = np.nanmedian(np.abs(later_ns - middle_ns), axis=0)[told]
-        done = end_ns[:, [one]] + middle_ns + _LATE_NS < start_ns
-        before[one] = told & (done.sum(axis=0) > np.maximum(_OFTEN * known, 2))
+        later_ns[~told] = 0.0
+        middle_ns = median(later_ns, axis=1, keepdims=True)
+        vary_ns[one, told] = median(np.abs(later_ns - middle_ns), axis=1)[told]
+        done = end_ns[one] + middle_ns + _LATE_NS < start_ns
+        before[one] = told & (done.sum(axis=1) > np.maximum(_OFTEN * known, 2))
     found = []
     for alike in _alike(vary_ns):
         groups = _joined(alike)
