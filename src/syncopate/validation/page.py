@@ -5,6 +5,7 @@ What is said in words stands in files beside the data; tables come from the poin
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.resources import files
 
@@ -61,7 +62,7 @@ def _lab(validation: Validation) -> Iterator[str]:
     yield _phases(points)
     yield _all(points)
     yield _alone(points)
-    yield _turns(points)
+    yield _repeated(points)
     yield "".join(f"- Not measured: {name}: {why}\n" for name, why in validation.missing.items())
 
 
@@ -162,16 +163,19 @@ def _alone(points: Sequence[Point]) -> str:
     return markdown_table(("", "points", "median", "90th percentile", "worst"), rows)
 
 
-def _turns(points: Sequence[Point]) -> str:
-    """Return how much turns of one training differ: no prediction is nearer than that."""
+def _repeated(points: Sequence[Point]) -> str:
+    """Return how much one training differs from itself: no prediction is nearer than that."""
     rows = []
     for work in dict.fromkeys(point.work for point in points):
-        own = [point for point in points if point.work == work and len(point.samples_s) > 1]
-        offs = [abs(s / one.measured_s - 1) for one in own for s in one.samples_s]
-        if offs:
-            p90 = percentile(offs, 90)
-            rows.append((work, str(len(offs)), f"{percentile(offs, 50):.1%}", f"{p90:.1%}"))
-    head = ("turns of one training, from their median", "turns", "median", "90th percentile")
+        own = [point for point in points if point.work == work]
+        several = [point for point in own if len(point.samples_s) > 1]
+        turns = [abs(s / one.measured_s - 1) for one in several for s in one.samples_s]
+        starts = [abs(statistics.median(p.again_s) / p.measured_s - 1) for p in own if p.again_s]
+        for what, offs in (("turns", turns), ("started again", starts)):
+            if offs:
+                figures = (f"{percentile(offs, at):.1%}" for at in (50, 90))
+                rows.append((f"{work}, {what}", str(len(offs)), *figures))
+    head = ("one training, from itself", "times", "median", "90th percentile")
     return markdown_table(head, rows) if rows else ""
 
 

@@ -56,6 +56,7 @@ class Point(Record, frozen=True, kw_only=True):
         prediction: as the planner made it.
         samples_s: measured seconds of an iteration; one each turn, or a published mean.
         phases: where the measurement tells them.
+        again_s: the same, of the training started again; empty: it was started once.
         processors_s: what an iteration takes where links are no limit, measured on another network;
             None: hosts have processors of their own. See :attr:`expected_s`.
     """
@@ -71,15 +72,17 @@ class Point(Record, frozen=True, kw_only=True):
     calibrated: str
     prediction: Prediction
     samples_s: tuple[float, ...]
+    again_s: tuple[float, ...] = ()
     phases: tuple[Phase, ...] = ()
     processors_s: float | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise UnknownNameError("kind of a point", self.kind, KINDS)
-        if not self.samples_s or not all(sample > 0 for sample in self.samples_s):
-            raise InvalidValueError("samples_s", self.samples_s, "at least one duration > 0")
-        for sample in self.samples_s:
+        if not self.samples_s or not all(sample > 0 for sample in self.samples_s + self.again_s):
+            samples_s = self.samples_s + self.again_s
+            raise InvalidValueError("samples_s", samples_s, "at least one duration > 0")
+        for sample in self.samples_s + self.again_s:
             require_time("samples_s", sample)
         if self.processors_s is not None:
             require_time("processors_s", self.processors_s)

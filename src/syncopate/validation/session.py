@@ -105,7 +105,7 @@ class Session:
         return home_with(hosts, told[0].cluster, told[0].workloads)
 
     def point(self, cell: Cell, home: Home) -> Point:
-        """Predict a cell, then measure it.
+        """Predict a cell, then measure it: on its own links, without their limit, and again.
 
         Raises:
             UnavailableError: a rank failed.
@@ -115,6 +115,7 @@ class Session:
         assert plan.prediction is not None
         samples_s, measured = self.trained(cell, plan)
         unlimited_s, _ = self.trained(cell, plan, cell.unlimited)
+        again_s, _ = self.trained(cell, plan)
         return Point(
             kind=LAB,
             name=cell.name,
@@ -127,6 +128,7 @@ class Session:
             calibrated=home_of(cell.hosts).describe(),
             prediction=plan.prediction,
             samples_s=samples_s,
+            again_s=again_s,
             phases=_phases(_played(cell, plan, home), measured),
             processors_s=statistics.median(unlimited_s),
         )

@@ -63,6 +63,16 @@ def slow_link(rank: int, by_ms: float = 20.0) -> Fault:
     return change
 
 
+def handles_late(rank: int, by_ms: float = 20.0) -> Fault:
+    """One of the messages: that of the bucket that is ready at the end of backward."""
+
+    def change(doing: Doing, r: int, i: int, luck: random.Random) -> None:
+        first_ms, second_ms = doing.transfers_ms
+        doing.transfers_ms = (first_ms, second_ms + by_ms * (r == rank))
+
+    return change
+
+
 def checkpoints(rank: int, by_ms: float = 120.0, every: int = 4) -> Fault:
     def change(doing: Doing, r: int, i: int, luck: random.Random) -> None:
         if rank in (r, -1) and i % every == 2:

@@ -73,8 +73,11 @@ def test_where_hosts_share_processors_these_are_a_bound():
     assert "where links decide" not in text
 
 
-def test_turns_say_how_near_a_prediction_can_be():
-    """Five turns of a second, of which one took a tenth longer and one a fifth less."""
-    one = structs.replace(point(1.0), samples_s=(1.0, 1.0, 1.0, 1.1, 0.8))
+def test_a_training_and_itself_say_how_near_a_prediction_can_be():
+    """Of five turns of a second one took a tenth longer and one a fifth less; again it took 0.7."""
+    bare = point(1.0)
+    one = structs.replace(bare, samples_s=(1.0, 1.0, 1.0, 1.1, 0.8), again_s=(0.6, 0.7, 0.8))
     text = page(Validation(points=(one,)))
-    assert f"| {one.work} | 5 | 0.0% | 20.0% |" in text
+    assert f"| {one.work}, turns | 5 | 0.0% | 20.0% |" in text
+    assert f"| {one.work}, started again | 1 | 30.0% | 30.0% |" in text
+    assert "| one training, from itself |" not in page(Validation(points=(bare,)))

@@ -101,9 +101,9 @@ def test_hosts_are_calibrated_once_and_each_turn_is_the_slowest_ranks(lab, tmp_p
     found = Session(QUICK, kept.append, tmp_path).measure(
         [ONE, TWO], Validation(), lambda what, _: told.append(what)
     )
-    assert [job.work for job in jobs] == ["", *["replayed"] * 4]  # each cell without limits too
+    assert [job.work for job in jobs] == ["", *["replayed"] * 6]  # each cell without limits too, and again
     assert [point.name for point in found.points] == [ONE.name, TWO.name]
-    assert found.points[0].samples_s == (1.5, 1.2)
+    assert found.points[0].samples_s == found.points[0].again_s == (1.5, 1.2)
     assert found.points[0].calibrated == "4 hosts x 1 rank at 700.00 Mbit/s"
     assert [len(one.points) for one in kept] == [0, 1, 2]
     assert told == ["calibrating 4 hosts", ONE.name, TWO.name, ""]
@@ -121,7 +121,7 @@ def test_phases_are_of_what_was_captured_and_of_what_was_played(lab, tmp_path):
 
 def test_whoever_stops_keeps_what_was_done(lab, tmp_path):
     """The second cell is interrupted."""
-    lab(measured(in_turn(trained, trained, lambda _: ended(received=2, exit_code=130))))
+    lab(measured(in_turn(*[trained] * 3, lambda _: ended(received=2, exit_code=130))))
     kept: list[Validation] = []
     with pytest.raises(KeyboardInterrupt):
         Session(QUICK, kept.append, tmp_path).measure([ONE, TWO], Validation())
@@ -134,7 +134,7 @@ def test_a_cell_that_cannot_be_measured_says_why_and_the_others_go_on(lab, tmp_p
             Told(error="EngineError: no" if rank == 1 else "").save(job.told(rank))
         return ended(exit_code=1)
 
-    lab(measured(in_turn(failed, trained, trained)))
+    lab(measured(in_turn(failed, *[trained] * 3)))
     found = Session(QUICK, print, tmp_path).measure([ONE, TWO], Validation())
     assert found.missing == {ONE.name: "EngineError: no"}
     assert [point.name for point in found.points] == [TWO.name]
@@ -167,11 +167,11 @@ def test_only_what_is_missing_is_measured(monkeypatch, lab, tmp_path):
     assert [point.name for point in first.of(LAB)] == [ONE.name]
     both = syncopate.validate(path, points=2)
     assert [point.name for point in both.of(LAB)] == [ONE.name, TWO.name]
-    assert len(jobs) == 1 + 2 * 2
+    assert len(jobs) == 1 + 2 * 3
     assert json.loads(path.read_text())["metadata"]["cores"] == str(os.cpu_count())
     # Anew: the calibration and both cells.
     assert len(syncopate.validate(path, points=2, again=True).of(LAB)) == 2
-    assert len(jobs) == 2 * (1 + 2 * 2)
+    assert len(jobs) == 2 * (1 + 2 * 3)
 
 
 def test_a_machine_without_labs_is_told_so(monkeypatch):

@@ -382,7 +382,7 @@ class Counterfactuals:
             self._start_like(changed, mine[lane == part], others)
             changed.shaped[at, part] = others
         if {_FORWARD, _BACKWARD} <= set(self.slower.get(at, ())):
-            self.messages.handled_like_others(changed, rank)
+            self.messages.handled_on_time(changed, rank)
 
     def _driven(self, rank: int) -> Numbers:
         """Return the parts of messages of a rank that follow its computation."""

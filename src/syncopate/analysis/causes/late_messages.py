@@ -20,8 +20,8 @@ from syncopate.artifacts.timelines.spans import Times
 _LATER, _MOSTLY = 1.1, 0.75
 """A link is slow where more than this part of its transfers takes this many times the others'."""
 
-_HANDLED = 1.5
-"""Processors are slow where all messages of a rank take so many times as long as the others'."""
+_HANDLED = 1.25
+"""Processors handle messages late where these take so many times as long in all as elsewhere."""
 
 
 class LateMessages:
@@ -50,19 +50,17 @@ class LateMessages:
         mine = mine[~np.isnan(self._others_s[mine])]
         moved_s[mine] = np.minimum(moved_s[mine], self._others_s[mine])
 
-    def handled_like_others(self, changed: Changed, rank: int) -> None:
-        """Let the messages of a rank whose processors are slow take as long as the others', in all.
+    def handled_on_time(self, changed: Changed, rank: int) -> None:
+        """Let a rank whose processors are slow have its messages when the others have them.
 
-        No more than by chance is changed where they do: neither a slow link, which is a cause of
-        its own, nor what clocks may be off by.
+        That is, where all together take longer there, but not nearly all: these have a slow link,
+        which is a cause of its own, or a clock that is off.
         """
         mine = self.of[rank]
         mine = mine[(self._replay.parts.task[mine] >= 0) & ~np.isnan(self._others_s[mine])]
-        own_s = float(np.maximum(self._replay.recorded.transfers_s[mine], 0.0).sum())
-        others_s = float(np.maximum(self._others_s[mine], 0.0).sum())
-        least_s = max(_HANDLED * others_s, others_s + self._replay.clocks_off_s * len(mine))
-        if rank not in self.linked and own_s > least_s:
-            changed.durations.transfers_s[mine] *= others_s / own_s
+        own_s, others_s = self._replay.recorded.transfers_s[mine], self._others_s[mine]
+        if own_s.sum() > _HANDLED * others_s.sum() and (own_s > others_s).mean() <= _MOSTLY:
+            self.on_time(changed, rank)
 
     def _of_others(self) -> Times:
         """Return the other ranks' median for each part of a message; NaN where no other has it."""
