@@ -101,7 +101,8 @@ def test_hosts_are_calibrated_once_and_each_turn_is_the_slowest_ranks(lab, tmp_p
     found = Session(QUICK, kept.append, tmp_path).measure(
         [ONE, TWO], Validation(), lambda what, _: told.append(what)
     )
-    assert [job.work for job in jobs] == ["", *["replayed"] * 6]  # each cell without limits too, and again
+    # Each cell without limits too, and again.
+    assert [job.work for job in jobs] == ["", *["replayed"] * 6]
     assert [point.name for point in found.points] == [ONE.name, TWO.name]
     assert found.points[0].samples_s == found.points[0].again_s == (1.5, 1.2)
     assert found.points[0].calibrated == "4 hosts x 1 rank at 700.00 Mbit/s"
