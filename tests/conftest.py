@@ -199,9 +199,6 @@ FULL = {
     f"{_RANKS}/paramserver/test_again.py::test_a_job_that_ended": "jobs that are started again",
     f"{_RANKS}/paramserver/test_again.py::test_all_that_is_killed_goes_on_from_the_last_step_with_the"
     "_same_bits[steps1": "jobs that are killed twice",
-    f"{_RANKS}/paramserver/test_narrow.py::test_digits": "a training to its end",
-    f"{_RANKS}/paramserver/test_narrow.py::test_servers_add_what_travelled_in_the_gradients_own_type["
-    "float16": "bfloat16 is in a newcomer's run",
     f"{_RANKS}/paramserver/test_silence.py::test_a_scheduler_killed_twice": "faults",
     f"{_RANKS}/paramserver/test_silence.py::test_a_server_that_was_stopped_goes_on_and_leaves_no_trace"
     "[False": "faults",
@@ -218,7 +215,6 @@ FULL = {
         for name in ("all_that_is_killed", "servers_that_live", "servers_without", "tables_go")
     },
     f"{_RANKS}/calibration/test_calibration.py::test_four": "many ranks",
-    f"{_RANKS}/tracing/test_replayed.py::test_a_run_by_distribute": "every exchange",
     "tests/unit/protocol/test_exactly_once.py::test_asynchronous": "networks of every kind",
     f"{_RANKS}/paramserver/test_status.py::test_a_server_publishes": "every node's metrics",
     f"{_RANKS}/paramserver/test_status.py::test_every_node": "every node's metrics",
@@ -232,8 +228,6 @@ FULL = {
         "every order of imports"
     ),
     f"{_RANKS}/c10d/test_training.py::test_powersgd_of_several": "many ranks",
-    f"{_RANKS}/paramserver/test_narrow.py::test_servers_add_what_travelled_in_the_gradients_own_type["
-    "int8": "bfloat16 is in a newcomer's run",
     f"{_RANKS}/paramserver/test_silence.py::test_a_server_that_was_stopped": "faults",
     f"{_RANKS}/paramserver/test_silence.py::test_a_worker_killed": "faults",
     "tests/unit/test_extensions.py::test_a_broken_package": "every command",
@@ -294,7 +288,6 @@ FULL = {
     f"{_RANKS}/exchange/serving/test_waiting.py": "faults",
     f"{_RANKS}/paramserver/test_again.py::test_asynchronous": "jobs that are started again",
     f"{_RANKS}/paramserver/test_many.py::test_a_server_killed": "faults",
-    "tests/unit/protocol/test_places_taken.py::test_a_synchronous": "networks of every kind",
     "tests/unit/protocol/test_exactly_once.py::test_synchronous": "networks of every kind",
     "tests/unit/cli/test_refusals.py": "every refusal",
     "tests/conformance/test_price.py::test_any_price": "drawn cases",
@@ -311,6 +304,12 @@ FULL = {
         "hundreds of programs beside DDP"
     ),
     f"{_LABELLED}::test_otherwise": "drawn trainings",
+    "tests/unit/protocol/test_places_taken.py": "networks of every kind",
+    "tests/unit/reports/test_run_page_in_browser.py": "a browser",
+    f"{_RANKS}/paramserver/test_narrow.py": "gradients of 16 and 8 bits",
+    f"{_RANKS}/ddp/test_plans.py::test_a_recording": "every way",
+    f"{_RANKS}/tracing/test_replayed.py": "every exchange",
+    f"{_RANKS}/exchange/test_decoupled.py::test_a_forward_that": "faults",
     "tests/test_install.py": "installs",
 }
 """What a newcomer's run leaves out, by the beginnings of their names, and what is there.
