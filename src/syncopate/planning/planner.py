@@ -124,6 +124,11 @@ def compared() -> tuple[str, ...]:
     return tuple(row.name for row in POLICIES.values() if not row.chooses)
 
 
+def choosing() -> tuple[str, ...]:
+    """Return the policies that choose exchange and channels by themselves."""
+    return tuple(row.name for row in POLICIES.values() if row.chooses)
+
+
 def _exchanges(row: Policy, exchange: str | None, costs: Costs | None) -> tuple[str, ...]:
     """Return the exchanges that a policy may take."""
     if exchange is not None:

@@ -19,7 +19,8 @@ from syncopate.artifacts.timeline import Timeline
 from syncopate.cli import calibrate
 from syncopate.cli.app import flowing
 from syncopate.delay import Delay
-from syncopate.planning.registry import POLICIES
+from syncopate.planning.policies.optimal import optimal
+from syncopate.planning.registry import POLICIES, Policy
 from syncopate.units import format_seconds
 from tests.unit import examples
 from tests.unit.analysis.made import made
@@ -476,3 +477,17 @@ def test_what_is_wrong_with_a_cluster_is_shown(tmp_path, capsys, as_json):
     assert Cluster.load(tmp_path / "warned.json") == warned
     if as_json:
         assert Cluster.from_json(printed.out) == warned
+
+
+def test_a_policy_of_a_package_that_chooses_by_itself_is_planned_with(run, monkeypatch):
+    def mine(question):
+        return question.only("sharded", 1).draft((question.problem.length,))
+
+    row = Policy("mine", optimal, "one bucket", "a test", plans=mine, chooses=True)
+    monkeypatch.setitem(POLICIES, "mine", row)
+    code, out, err = run(
+        "plan -w workload.json -c cluster.json --policy mine --exchange sharded -o plan.json"
+    )
+    assert (code, "mine" in out) == (0, True), err
+    plan = Plan.load("plan.json")
+    assert (plan.policy, len(plan.buckets)) == ("mine", 1)

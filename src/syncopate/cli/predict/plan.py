@@ -263,7 +263,7 @@ def _plans(
     Exchanges without the algorithm asked for are left out of all of them. Each plan is added to
     ``made`` as it comes.
     """
-    from syncopate.planning.planner import compared, make_plan
+    from syncopate.planning.planner import choosing, compared, make_plan
 
     if wanted.exchange == FSDP:
         return _unit_plans(workload, cluster, wanted, progress, made)
@@ -280,8 +280,9 @@ def _plans(
         except UnknownNameError:
             if wanted.exchange is not None:
                 raise
-    progress(_BEST, len(pairs) / (1 + len(pairs)))
-    made.append(make_plan(workload, cluster, _BEST, exchange=wanted.exchange, **wanted.told))
+    for policy in (*(name for name in choosing() if name != _BEST), _BEST):
+        progress(policy, len(pairs) / (1 + len(pairs)))
+        made.append(make_plan(workload, cluster, policy, exchange=wanted.exchange, **wanted.told))
     return tuple(made)
 
 
