@@ -14,8 +14,8 @@ from syncopate.validation.grid import COMPUTING
 PORT = 9097
 """Of the scheduler of parameter servers."""
 
-SHORTER = 4
-"""A step of the computing work takes a fraction of one of the replayed work: so much."""
+COMPUTING_STEPS = 4
+"""So many steps of the computing work take about as long as one of the replayed work."""
 
 
 class Effort(Record, frozen=True, kw_only=True):
@@ -24,8 +24,8 @@ class Effort(Record, frozen=True, kw_only=True):
     Attributes:
         calibration_s: seconds of calibration, once for each number of hosts.
         turns: of each training; each gives a sample.
-        steps: of a turn of replayed work, and before the first turn. Computing work takes
-            ``SHORTER`` times as many.
+        steps: of a turn of replayed work, and before the first turn; of computing work
+            ``COMPUTING_STEPS`` times as many.
         recorded: iterations that are recorded behind the turns, up to the begin of one more.
         limit_s: after so long a rank gives up.
     """
@@ -38,7 +38,7 @@ class Effort(Record, frozen=True, kw_only=True):
 
     def steps_of(self, work: str) -> int:
         """Return the steps of a turn of some work."""
-        return self.steps * (SHORTER if work == COMPUTING else 1)
+        return self.steps * (COMPUTING_STEPS if work == COMPUTING else 1)
 
 
 QUICK = Effort(calibration_s=5.0, turns=2)

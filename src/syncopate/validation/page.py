@@ -150,14 +150,13 @@ def _all(points: Sequence[Point]) -> str:
 def _alone(points: Sequence[Point]) -> str:
     """Return how far the predictions are off without the processors' bound, and where it counts."""
     bare = [structs.replace(point, processors_s=None) for point in points]
-    kinds: dict[bool, list[Point]] = {False: [], True: []}
-    for point in points:
-        kinds[point.expected_s > point.prediction.iteration_s].append(point)
+    links = [point for point in points if point.expected_s <= point.prediction.iteration_s]
+    processors = [point for point in points if point not in links]
     named = (
         ("with the processors' bound", points),
         ("predictions alone", bare),
-        ("where links decide", kinds[False]),
-        ("where the shared processors decide", kinds[True]),
+        ("where links decide", links),
+        ("where the shared processors decide", processors),
     )
     rows = (_row(name, errors_of(chosen)) for name, chosen in named if chosen)
     return markdown_table(("", "points", "median", "90th percentile", "worst"), rows)

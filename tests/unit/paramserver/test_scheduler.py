@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import threading
 import time
 
 import pytest
 
-from syncopate.errors import ArtifactError, ParameterServerError
+from syncopate.errors import ParameterServerError
 from syncopate.paramserver import scheduler as module
 from syncopate.paramserver.job import Job
 from syncopate.paramserver.launch import free_port
@@ -22,6 +20,7 @@ from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import SCHEDULER
 from syncopate.protocol.limits import Limits
 from tests.children import HANGS_S
+from tests.unit.paramserver.full_disk import refuse_as_full
 
 LIMITS = Limits(silence_s=HANGS_S)
 
@@ -64,10 +63,7 @@ class Disk:
             if not self.full:
                 return write(file, *given)
             self.tried.set()
-            try:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            except OSError as error:
-                raise ArtifactError(file.path, f"cannot write: {error.strerror}") from None
+            return refuse_as_full(file.path)
 
         monkeypatch.setattr(RunFile, "keep", keep)
         monkeypatch.setattr(module, "AGAIN_S", 0.01)

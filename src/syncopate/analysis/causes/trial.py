@@ -49,7 +49,8 @@ _TIMES = {PAUSE: 2.0}
 """Kinds of which this many times :data:`WORTH` has to be at stake: any rank pauses once."""
 
 _BACKWARD, _BESIDE = "backward", 2.5
-"""So many times it where what a rank takes longer may be what messages beside it cost."""
+"""A rank that is longer in backward alone needs this many times the gain of another cause where
+messages beside it may be the reason."""
 
 _ALONE, _TRIED = 0.8, 16
 """A rank is a cause by itself with this part of the gain of all; as many are tried one by one."""

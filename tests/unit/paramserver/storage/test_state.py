@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 import time
@@ -25,6 +24,7 @@ from syncopate.protocol.placement.piece import Slice
 from syncopate.protocol.rules import SGD, Adam, Rules
 from syncopate.protocol.slice import Position
 from tests.children import HANGS_S
+from tests.unit.paramserver.full_disk import refuse_as_full
 
 
 def _record(version, *values, dtype=torch.float32):
@@ -369,10 +369,7 @@ def _full_disk(folder, monkeypatch, tries):
         tried.append(given)
         if len(tried) > tries:
             return write(*given)
-        try:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError as error:
-            raise ArtifactError(folder.path, f"cannot write: {error.strerror}") from None
+        return refuse_as_full(folder.path)
 
     monkeypatch.setattr(folder, "put", full)
     monkeypatch.setattr(state, "AGAIN_S", 0.01)
