@@ -5,9 +5,9 @@ What is said in words stands in files beside the data; tables come from the poin
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.resources import files
+from statistics import median
 
 from msgspec import structs
 
@@ -167,15 +167,20 @@ def _repeated(points: Sequence[Point]) -> str:
     rows = []
     for work in dict.fromkeys(point.work for point in points):
         own = [point for point in points if point.work == work]
-        several = [point for point in own if len(point.samples_s) > 1]
-        turns = [abs(s / one.measured_s - 1) for one in several for s in one.samples_s]
-        starts = [abs(statistics.median(p.again_s) / p.measured_s - 1) for p in own if p.again_s]
+        turns = [off for p in own if len(p.samples_s) > 1 for off in _offs(p.samples_s)]
+        starts = [abs(median(p.again_s) / median(p.samples_s) - 1) for p in own if p.again_s]
         for what, offs in (("turns", turns), ("started again", starts)):
             if offs:
                 figures = (f"{percentile(offs, at):.1%}" for at in (50, 90))
                 rows.append((f"{work}, {what}", str(len(offs)), *figures))
     head = ("one training, from itself", "times", "median", "90th percentile")
     return markdown_table(head, rows) if rows else ""
+
+
+def _offs(samples_s: Sequence[float]) -> list[float]:
+    """Return how far samples are off their median, as shares of it."""
+    middle_s = median(samples_s)
+    return [abs(sample_s / middle_s - 1) for sample_s in samples_s]
 
 
 def _exposed(phases: Iterable[Phase]) -> str:

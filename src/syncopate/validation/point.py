@@ -98,8 +98,8 @@ class Point(Record, frozen=True, kw_only=True):
 
     @property
     def measured_s(self) -> float:
-        """Median of the samples."""
-        return statistics.median(self.samples_s)
+        """Median of the samples of all starts."""
+        return statistics.median(self.samples_s + self.again_s)
 
     @property
     def error(self) -> float:

@@ -102,7 +102,7 @@ def test_hosts_are_calibrated_once_and_each_turn_is_the_slowest_ranks(lab, tmp_p
         [ONE, TWO], Validation(), lambda what, _: told.append(what)
     )
     # Each cell without limits too, and again.
-    assert [job.work for job in jobs] == ["", *["replayed"] * 6]
+    assert [job.work for job in jobs] == ["", *["replayed"] * 8]
     assert [point.name for point in found.points] == [ONE.name, TWO.name]
     assert found.points[0].samples_s == found.points[0].again_s == (1.5, 1.2)
     assert found.points[0].calibrated == "4 hosts x 1 rank at 700.00 Mbit/s"
@@ -120,9 +120,9 @@ def test_phases_are_of_what_was_captured_and_of_what_was_played(lab, tmp_path):
     assert found["computation"].predicted_s == pytest.approx(point.prediction.compute_s, rel=0.01)
 
 
-def test_whoever_stops_keeps_what_was_done(lab, tmp_path):
+def test_a_stop_keeps_what_was_done(lab, tmp_path):
     """The second cell is interrupted."""
-    lab(measured(in_turn(*[trained] * 3, lambda _: ended(received=2, exit_code=130))))
+    lab(measured(in_turn(*[trained] * 4, lambda _: ended(received=2, exit_code=130))))
     kept: list[Validation] = []
     with pytest.raises(KeyboardInterrupt):
         Session(QUICK, kept.append, tmp_path).measure([ONE, TWO], Validation())
@@ -135,7 +135,7 @@ def test_a_cell_that_cannot_be_measured_says_why_and_the_others_go_on(lab, tmp_p
             Told(error="EngineError: no" if rank == 1 else "").save(job.told(rank))
         return ended(exit_code=1)
 
-    lab(measured(in_turn(failed, *[trained] * 3)))
+    lab(measured(in_turn(failed, *[trained] * 4)))
     found = Session(QUICK, print, tmp_path).measure([ONE, TWO], Validation())
     assert found.missing == {ONE.name: "EngineError: no"}
     assert [point.name for point in found.points] == [TWO.name]
