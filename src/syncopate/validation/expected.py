@@ -114,6 +114,13 @@ def plan_of(cell: Cell, home: Home) -> Plan:
     return expected
 
 
+def predicted_s(cell: Cell, plan: Plan, home: Home) -> float:
+    """Return what an iteration by a plan is predicted to take on a cell's links, in seconds."""
+    cluster = cluster_of(cell, home)
+    prediction = predict(home.workloads[cell.work], plan, cluster, costs_of(cell, cluster))
+    return prediction.iteration_s
+
+
 def costs_of(cell: Cell, cluster: Cluster) -> Costs | None:
     """Return the costs of parameter servers; None where there are none."""
     return served_costs(cluster, cell.servers) if cell.exchange == SERVED else None

@@ -14,6 +14,8 @@ import math
 from collections.abc import Iterator
 from itertools import product
 
+from msgspec import structs
+
 from syncopate.artifacts.artifact import Record
 from syncopate.artifacts.plan import SERVED, SERVERLESS
 from syncopate.errors import InvalidValueError, UnknownNameError
@@ -98,9 +100,10 @@ class Cell(Record, frozen=True, kw_only=True):
         return _topology(self.hosts + self.servers + 1, self.rate, 1)
 
     @property
-    def unlimited(self) -> Topology:
-        """The lab of as many hosts whose links are no limit."""
-        return _topology(self.topology.hosts, NO_LIMIT, 1)
+    def unlimited(self) -> Cell:
+        """The same training where links are no limit."""
+        found: Cell = structs.replace(self, rate=NO_LIMIT, racks=1)
+        return found
 
 
 def home_of(hosts: int) -> Topology:

@@ -5,7 +5,7 @@ What is said in words stands in files beside the data; tables come from the poin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.resources import files
 from statistics import median
 
@@ -25,6 +25,9 @@ from syncopate.validation.errors import (
 )
 from syncopate.validation.point import GPU, LAB, Phase, Point, Validation
 from syncopate.validation.published import gpu_points
+
+_LITTLE = 0.1
+"""What shared processors add to a prediction of which links decide, at most."""
 
 
 def page(validation: Validation) -> str:
@@ -130,36 +133,41 @@ def _phases(points: Sequence[Point]) -> str:
 
 
 def _all(points: Sequence[Point]) -> str:
-    shared = any(point.processors_s is not None for point in points)
+    shared = any(point.unlimited is not None for point in points)
     rows = (
         (
             point.name,
             format_seconds(point.prediction.iteration_s),
-            *([format_seconds(point.processors_s or 0.0)] if shared else []),
+            *([_both(point.unlimited)] if shared else []),
             format_seconds(point.measured_s),
             f"{point.error:+.1%}",
-            _exposed(point.phases),
+            ", ".join(_both(one) for one in point.phases if one.name == "exposed communication"),
         )
         for point in points
     )
-    bound = ["links no limit"] if shared else []
-    head = ("training", "predicted", *bound, "measured", "error", "exposed: predicted, measured")
+    apart = ["links no limit: predicted, measured"] if shared else []
+    head = ("training", "predicted", *apart, "measured", "error", "exposed: predicted, measured")
     return markdown_table(head, rows)
 
 
 def _alone(points: Sequence[Point]) -> str:
-    """Return how far the predictions are off without the processors' bound, and where it counts."""
-    bare = [structs.replace(point, processors_s=None) for point in points]
-    links = [point for point in points if point.expected_s <= point.prediction.iteration_s]
-    processors = [point for point in points if point not in links]
+    """Return how far the predictions are off without what shared processors add."""
+    bare = [structs.replace(point, unlimited=None) for point in points]
+    added = [_added(point) for point in points]
+    little = [point for point, share in zip(points, added, strict=True) if share <= _LITTLE]
     named = (
-        ("with the processors' bound", points),
+        ("with what shared processors add", points),
         ("predictions alone", bare),
-        ("where links decide", links),
-        ("where the shared processors decide", processors),
+        (f"shared processors add up to {_LITTLE:.0%}", little),
+        ("they add more", [point for point in points if point not in little]),
     )
     rows = (_row(name, errors_of(chosen)) for name, chosen in named if chosen)
     return markdown_table(("", "points", "median", "90th percentile", "worst"), rows)
+
+
+def _added(point: Point) -> float:
+    """Return which share of the prediction shared processors add to it."""
+    return point.expected_s / point.prediction.iteration_s - 1
 
 
 def _repeated(points: Sequence[Point]) -> str:
@@ -183,11 +191,10 @@ def _offs(samples_s: Sequence[float]) -> list[float]:
     return [abs(sample_s / middle_s - 1) for sample_s in samples_s]
 
 
-def _exposed(phases: Iterable[Phase]) -> str:
-    found = [phase for phase in phases if phase.name == "exposed communication"]
-    return ", ".join(
-        f"{format_seconds(one.predicted_s)}, {format_seconds(one.measured_s)}" for one in found
-    )
+def _both(phase: Phase | None) -> str:
+    if phase is None:
+        return ""
+    return f"{format_seconds(phase.predicted_s)}, {format_seconds(phase.measured_s)}"
 
 
 def _prose(name: str) -> str:

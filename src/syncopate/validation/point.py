@@ -57,8 +57,8 @@ class Point(Record, frozen=True, kw_only=True):
         samples_s: measured seconds of an iteration; one each turn, or a published mean.
         phases: where the measurement tells them.
         again_s: the same, of the training started again; empty: it was started once.
-        processors_s: what an iteration takes where links are no limit, measured on another network;
-            None: hosts have processors of their own. See :attr:`expected_s`.
+        unlimited: what an iteration by the same plan takes where links are no limit, measured on
+            another network; None: hosts have processors of their own. See :attr:`expected_s`.
     """
 
     kind: str
@@ -74,7 +74,7 @@ class Point(Record, frozen=True, kw_only=True):
     samples_s: tuple[float, ...]
     again_s: tuple[float, ...] = ()
     phases: tuple[Phase, ...] = ()
-    processors_s: float | None = None
+    unlimited: Phase | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -84,17 +84,18 @@ class Point(Record, frozen=True, kw_only=True):
             raise InvalidValueError("samples_s", samples_s, "at least one duration > 0")
         for sample in self.samples_s + self.again_s:
             require_time("samples_s", sample)
-        if self.processors_s is not None:
-            require_time("processors_s", self.processors_s)
 
     @property
     def expected_s(self) -> float:
-        """The predicted iteration; where hosts share processors, no less than those allow.
+        """The predicted iteration; where hosts share processors, and what that adds.
 
         A prediction is of hosts with processors of their own. Emulated hosts share those of one
-        machine, and no links make them faster than the processors are.
+        machine. By how much an iteration is longer for it is measured where links are no limit.
         """
-        return max(self.prediction.iteration_s, self.processors_s or 0.0)
+        alone_s = self.prediction.iteration_s
+        if self.unlimited is None:
+            return alone_s
+        return alone_s + max(self.unlimited.measured_s - self.unlimited.predicted_s, 0.0)
 
     @property
     def measured_s(self) -> float:
@@ -137,6 +138,7 @@ class Validation(Shown, Artifact, frozen=True, kw_only=True):
     """
 
     KIND: ClassVar[str] = "validation"
+    SCHEMA_VERSION: ClassVar[int] = 2  # 1 knew no prediction where links are no limit
 
     points: tuple[Point, ...] = ()
     homes: tuple[Home, ...] = ()

@@ -30,6 +30,7 @@ from syncopate.validation.expected import (
     costs_of,
     home_with,
     plan_of,
+    predicted_s,
     replayed_workload,
 )
 from syncopate.validation.grid import PERIOD, Cell, home_of
@@ -114,9 +115,9 @@ class Session:
         plan = plan_of(cell, home)
         assert plan.prediction is not None
         samples_s, measured = self.trained(cell, plan)
-        unlimited_s, _ = self.trained(cell, plan, cell.unlimited)
+        unlimited_s, _ = self.trained(cell.unlimited, plan)
         again_s, _ = self.trained(cell, plan)
-        unlimited_again_s, _ = self.trained(cell, plan, cell.unlimited)
+        unlimited_again_s, _ = self.trained(cell.unlimited, plan)
         return Point(
             kind=LAB,
             name=cell.name,
@@ -131,23 +132,20 @@ class Session:
             samples_s=samples_s,
             again_s=again_s,
             phases=_phases(_played(cell, plan, home), measured),
-            processors_s=statistics.median(unlimited_s + unlimited_again_s),
+            unlimited=Phase(
+                name="links no limit",
+                predicted_s=predicted_s(cell.unlimited, plan, home),
+                measured_s=statistics.median(unlimited_s + unlimited_again_s),
+            ),
         )
 
-    def trained(
-        self, cell: Cell, plan: Plan, topology: Topology | None = None
-    ) -> tuple[tuple[float, ...], Timeline]:
+    def trained(self, cell: Cell, plan: Plan) -> tuple[tuple[float, ...], Timeline]:
         """Train as a cell says, by a plan; return seconds of an iteration, by turn, and a run.
-
-        Args:
-            cell: what is trained.
-            plan: by which.
-            topology: the lab; None: the cell's own.
 
         Raises:
             UnavailableError: a rank failed.
         """
-        topology = topology or cell.topology
+        topology = cell.topology
         with tempfile.TemporaryDirectory(dir=self._folder) as folder:
             job = self._job(folder, topology, cell.hosts)
             job = structs.replace(job, work=cell.work, plan=plan, servers=cell.servers)

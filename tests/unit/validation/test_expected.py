@@ -11,6 +11,7 @@ from syncopate.validation.expected import (
     cluster_of,
     home_with,
     plan_of,
+    predicted_s,
     replayed_workload,
 )
 from syncopate.validation.grid import PERIOD, WAYS, Cell, home_of
@@ -105,6 +106,15 @@ def test_slower_links_are_predicted_to_take_longer():
 
     slow, fast = (expected_s(cell(rate=rate)) for rate in ("250mbit", "4gbit"))
     assert slow > fast
+
+
+def test_one_plan_is_predicted_on_other_links_and_on_its_own():
+    one, known = cell(rate="250mbit", racks=2, exchange="allreduce"), home()
+    plan = plan_of(one, known)
+    assert plan.prediction is not None
+    assert predicted_s(one, plan, known) == plan.prediction.iteration_s
+    assert one.unlimited.network == "32gbit flat"
+    assert predicted_s(one.unlimited, plan, known) < plan.prediction.iteration_s
 
 
 def test_the_replayed_work_has_a_quarter_of_the_elements_and_the_time_that_is_asked_for():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from msgspec import structs
 
 from syncopate.validation.page import page
@@ -57,20 +58,23 @@ def test_a_terminal_shows_each_kind_and_its_exchanges():
     assert columns[5][4] == "too few points"
 
 
-def test_where_hosts_share_processors_these_are_a_bound():
-    """1 s is predicted, 1.25 s measured, and no links make it faster than 1.2 s."""
+def test_where_hosts_share_processors_what_that_costs_is_added():
+    """1 s is predicted and 1.25 s measured; where links are no limit, 0.6 s and 0.8 s."""
     bare = point(1.25)
-    bound = structs.replace(bare, processors_s=1.2)
-    assert (bare.expected_s, bound.expected_s) == (1.0, 1.2)
-    assert bound.error == 1.2 / 1.25 - 1
-    assert structs.replace(bare, processors_s=0.5).error == bare.error
-    text = page(Validation(points=(bound,)))
-    assert "| training | predicted | links no limit | measured |" in text
-    assert "| 1.00 s | 1.20 s | 1.25 s | -4.0% |" in text
-    assert "| with the processors' bound | 1 | 4.0% |" in text
+    unlimited = Phase(name="links no limit", predicted_s=0.6, measured_s=0.8)
+    shared = structs.replace(bare, unlimited=unlimited)
+    assert bare.expected_s == 1.0
+    assert shared.expected_s == pytest.approx(1.2)
+    assert shared.error == pytest.approx(1.2 / 1.25 - 1)
+    faster = structs.replace(unlimited, measured_s=0.5)
+    assert structs.replace(bare, unlimited=faster).error == bare.error
+    text = page(Validation(points=(shared,)))
+    assert "| training | predicted | links no limit: predicted, measured | measured |" in text
+    assert "| 1.00 s | 600.00 ms, 800.00 ms | 1.25 s | -4.0% |" in text
+    assert "| with what shared processors add | 1 | 4.0% |" in text
     assert "| predictions alone | 1 | 20.0% |" in text
-    assert "| where the shared processors decide | 1 | 4.0% |" in text
-    assert "where links decide" not in text
+    assert "| they add more | 1 | 4.0% |" in text
+    assert "shared processors add up to 10%" not in text
 
 
 def test_a_training_and_itself_say_how_near_a_prediction_can_be():

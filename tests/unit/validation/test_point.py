@@ -14,6 +14,7 @@ def test_an_error_is_the_prediction_over_the_median_of_the_measurements():
     found = structs.replace(point(1.0), samples_s=(2.0, 0.8, 0.7))
     assert (found.measured_s, found.error) == (0.8, pytest.approx(0.25))
     assert found.ratio == pytest.approx(0.8)
+    assert structs.replace(found, again_s=(1.0, 1.2)).measured_s == 1.0
 
 
 def test_a_validation_is_read_back_whole(tmp_path):
@@ -38,4 +39,4 @@ def test_what_is_no_point_is_refused():
     with pytest.raises(InvalidValueError, match="each kind and name once"):
         Validation(points=(point(1.0, name="a"), point(1.1, name="a")))
     with pytest.raises(ArtifactError, match=r"points\[0\]"):
-        Validation.from_json('{"kind":"validation","schema_version":1,"points":[{}]}')
+        Validation.from_json('{"kind":"validation","schema_version":2,"points":[{}]}')

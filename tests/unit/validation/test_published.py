@@ -18,7 +18,7 @@ from syncopate.validation.point import LAB, Validation
 from syncopate.validation.published import LINKS_BYTES_PER_S, cluster_of, gpu_points, resnet50
 
 REPOSITORY = Path(__file__).parents[3]
-KEPT = REPOSITORY / "benchmarks" / "results" / "validation_2core-epyc_2026-11-26.json"
+KEPT = REPOSITORY / "benchmarks" / "results" / "validation_2core-epyc_2026-11-29.json"
 DOCUMENT = REPOSITORY / "docs" / "validation.md"
 
 

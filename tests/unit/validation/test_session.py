@@ -17,6 +17,7 @@ import syncopate
 from syncopate.artifacts.timeline import Span, Timeline
 from syncopate.errors import InvalidValueError, SyncopateError
 from syncopate.validation import session, validate
+from syncopate.validation.expected import plan_of, predicted_s
 from syncopate.validation.grid import POINTS, cells
 from syncopate.validation.job import QUICK, Job, Told
 from syncopate.validation.point import GPU, LAB, Validation
@@ -116,7 +117,10 @@ def test_phases_are_of_what_was_captured_and_of_what_was_played(lab, tmp_path):
     point = Session(QUICK, print, tmp_path).point(ONE, home())
     found = {phase.name: phase for phase in point.phases}
     assert [phase.measured_s for phase in found.values()] == [2.0, 2.0, 1.0]
-    assert point.processors_s == statistics.median(point.samples_s)
+    assert point.unlimited is not None
+    assert point.unlimited.measured_s == statistics.median(point.samples_s)
+    plan = plan_of(ONE, home())
+    assert point.unlimited.predicted_s == predicted_s(ONE.unlimited, plan, home())
     assert found["computation"].predicted_s == pytest.approx(point.prediction.compute_s, rel=0.01)
 
 
@@ -168,11 +172,11 @@ def test_only_what_is_missing_is_measured(monkeypatch, lab, tmp_path):
     assert [point.name for point in first.of(LAB)] == [ONE.name]
     both = syncopate.validate(path, points=2)
     assert [point.name for point in both.of(LAB)] == [ONE.name, TWO.name]
-    assert len(jobs) == 1 + 2 * 3
+    assert len(jobs) == 1 + 2 * 4
     assert json.loads(path.read_text())["metadata"]["cores"] == str(os.cpu_count())
     # Anew: the calibration and both cells.
     assert len(syncopate.validate(path, points=2, again=True).of(LAB)) == 2
-    assert len(jobs) == 2 * (1 + 2 * 3)
+    assert len(jobs) == 2 * (1 + 2 * 4)
 
 
 def test_a_machine_without_labs_is_told_so(monkeypatch):
