@@ -139,10 +139,18 @@ def write_dlc(path: Path, count: int) -> None:
     """Write at least so many messages of a worker, as it sent and received them."""
     node = Node(0, worker=True, workers=RANKS, servers=CHANNELS)
     operations = [operation for operation in Operation if operation.by_worker]
-    for number in range(0, count, len(operations) * BUCKETS):
+    of_an_iteration = len(operations) * BUCKETS
+    for number in range(0, count, of_an_iteration):
         for place, (operation, key) in enumerate(product(operations, range(BUCKETS))):
-            time_us = 10**15 + 37 * (number + place)
-            node.add(operation, key, key % CHANNELS, length=4131, num_pp=number, time_us=time_us)
+            node.add(
+                operation,
+                key,
+                key % CHANNELS,
+                length=4131,
+                num_pp=number,
+                time_us=10**15 + 37 * (number + place),
+                iteration=number // of_an_iteration - 1,
+            )
     header = dlc.Header(RANKS, CHANNELS, "h")
     write_output(path, "".join(dlc.to_dlc(header, node.records)).encode())
 

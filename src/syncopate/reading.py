@@ -14,6 +14,9 @@ import os
 import re
 import stat
 import sys
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, cast
 
@@ -71,6 +74,21 @@ def opened(path: str | os.PathLike[str]) -> IO[bytes]:
         file.close()
         raise
     return file
+
+
+@contextmanager
+def readable(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """Open a file as :func:`opened` does; errors of reading it name it.
+
+    Raises:
+        ArtifactError: it cannot be read, or as :func:`opened`.
+    """
+    try:
+        with opened(path) as file:
+            yield file
+    except (OSError, EOFError, zlib.error) as error:  # a compressed one may be cut off
+        reason = getattr(error, "strerror", None) or error
+        raise ArtifactError(path, f"cannot be read: {reason}") from None
 
 
 def require_file(path: str | os.PathLike[str]) -> int:

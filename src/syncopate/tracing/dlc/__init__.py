@@ -2,14 +2,13 @@
 
 from syncopate.tracing.dlc.columns import Records
 from syncopate.tracing.dlc.node import Node
-from syncopate.tracing.dlc.reader import Damage, Trace, read, records
+from syncopate.tracing.dlc.reader import Trace, read
 from syncopate.tracing.dlc.records import Header, Operation, Record, SetUp
 from syncopate.tracing.dlc.repair import findings, repaired
 from syncopate.tracing.dlc.timeline import timeline_of
 from syncopate.tracing.dlc.writer import to_dlc
 
 __all__ = [
-    "Damage",
     "Header",
     "Node",
     "Operation",
@@ -19,7 +18,6 @@ __all__ = [
     "Trace",
     "findings",
     "read",
-    "records",
     "repaired",
     "timeline_of",
     "to_dlc",

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncopate.artifacts.columns import Columns
+from syncopate.artifacts.timelines.spans import Numbers
 from syncopate.errors import InvalidValueError
 from syncopate.tracing.dlc.records import Dependency, Operation, Record, SetUp
 
@@ -22,8 +23,6 @@ OPERATIONS: tuple[Operation, ...] = tuple(Operation)
 """By their numbers in a column; from ``len(OPERATIONS)`` on, a number names a set-up record."""
 
 _DEPENDENCIES = tuple(Dependency)
-
-Numbers = NDArray[np.int64]
 
 
 class Waited(NamedTuple):
@@ -266,8 +265,7 @@ def fits(field: str, value: int) -> bool:
     return -1 << bits(field) - 1 <= value < 1 << bits(field) - 1
 
 
-_CODES = {"i8": "q", "i4": "i", "u1": "B"}
-_CODE = {field: _CODES[dtype] for field, dtype in Records.DTYPES.items()}
+_CODE = {field: np.dtype(dtype).char for field, dtype in Records.DTYPES.items()}
 
 
 def _column(field: str, values: Iterable[int] = ()) -> array[int]:

@@ -2,8 +2,7 @@
 
 A worker and a server do four things with a key and a peer, always in this order: push sent and
 answered, pull sent and answered. So the number of an operation, what it waited for and how long
-follow from the messages alone. Where something is missing, because it was not captured or because
-weights are not pulled in every iteration, the caller that adds a message says its iteration.
+follow from the messages and their iterations.
 
 Source: SketchDLC, Sections 3.2.3, 4.1 and 4.3.2, Equations 5 to 8. Where a push waits for all pulls
 of the iteration before, ``d_time`` is read off Fig. 8: it counts from the last message that the
@@ -16,24 +15,19 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from syncopate.errors import InvalidValueError
-from syncopate.tracing.dlc.records import Dependency, Operation, Record, SetUp
+from syncopate.tracing.dlc.records import (
+    OF_SERVERS,
+    OF_WORKERS,
+    Dependency,
+    Operation,
+    Record,
+    SetUp,
+)
 
 _FOUR = 4
 _KEPT = 64
 """Operations of a key and a peer that are remembered."""
 
-_WORKER = (
-    Operation.PUSH_SEND_WORKER,
-    Operation.PUSH_RECV_WORKER,
-    Operation.PULL_SEND_WORKER,
-    Operation.PULL_RECV_WORKER,
-)
-_SERVER = (
-    Operation.PUSH_RECV_SERVER,
-    Operation.PUSH_SEND_SERVER,
-    Operation.PULL_RECV_SERVER,
-    Operation.PULL_SEND_SERVER,
-)
 _WAITS_FOR = (
     Dependency.PUSH_ON_PULL,
     Dependency.PUSH_ON_PUSH,
@@ -76,11 +70,13 @@ class Node:
             raise InvalidValueError("rank", rank, f"in 0..{(workers if worker else servers) - 1}")
         self.id = rank if worker else workers + rank
         self.records: list[Record | SetUp] = []
-        self._rank, self._worker = rank, worker
+        self._worker = worker
         self._peers = [f"{'s' if worker else 'w'}{peer}" for peer in range(peers)]
         self._first_peer = workers if worker else 0
         self._synchronous = synchronous
-        self._order = _WORKER if worker else _SERVER
+        self._order = OF_WORKERS if worker else OF_SERVERS
+        # Worker 0 gives servers the first values, with two operations more.
+        self._first_number = _FOUR if worker and rank == 0 else _FOUR - 2
         self._done: dict[tuple[int, int], dict[int, _Last]] = {}
         self._sent_us = 0
 
@@ -101,12 +97,11 @@ class Node:
         length: int,
         num_pp: int,
         time_us: int,
-        iteration: int | None = None,
+        iteration: int,
     ) -> Record:
         """Add a message, and return its record.
 
-        Without an iteration it must be what comes next for its key and peer. With one, a request to
-        pull may come before the push is answered; it then waited for the push alone.
+        A request to pull may come before the push is answered; it then waited for the push alone.
 
         Args:
             operation: what this node did.
@@ -115,26 +110,17 @@ class Node:
             length: size of the message, bytes.
             num_pp: number of the push or pull.
             time_us: when, microseconds since the epoch.
-            iteration: of the training, from 0; -1: before it. None: what comes next.
+            iteration: of the training, from 0; -1: before it.
 
         Raises:
-            InvalidValueError: not what comes next for this key and peer, or not what a worker or
-                server does.
+            InvalidValueError: not what a worker or server does.
         """
+        if operation not in self._order:
+            raise InvalidValueError("operation", str(operation), " or ".join(self._order))
         done = self._done.setdefault((key, peer), {})
-        if iteration is None:
-            number = max(done) + 1 if done else self._first_number(peer)
-            place = self._place(number)
-            expected = self._order[place]
-            if operation is not expected:
-                what = f"operation of key {key} with {self._peers[peer]}"
-                raise InvalidValueError(what, str(operation), str(expected))
-        else:
-            if operation not in self._order:
-                raise InvalidValueError("operation", str(operation), " or ".join(self._order))
-            place = self._order.index(operation)
-            number = self._first_training_number + _FOUR * iteration + place
-        last = self._before(done, number, place)
+        place = self._order.index(operation)
+        number = self._first_number + _FOUR * iteration + place
+        last = _before(done, number, place)
         other = self._first_peer + peer
         src, dst = (other, self.id)
         if operation.sends:
@@ -151,27 +137,6 @@ class Node:
             del done[next(iter(done))]
         return record
 
-    def _before(self, done: Mapping[int, _Last], number: int, place: int) -> _Last | None:
-        """Return what an operation waited for, of this key and peer; None: it is not known."""
-        if place == 0:
-            pulled = range(number - 1, number - 1 - _KEPT, -_FOUR)
-            return next((done[n] for n in pulled if n in done), None)
-        if place == 2:
-            return done.get(number - 1) or done.get(number - 2)
-        return done.get(number - 1)
-
-    def _first_number(self, peer: int) -> int:
-        """Return the number with which a key begins: servers count what worker 0 gives from -2."""
-        return 0 if self._worker or peer else -2
-
-    @property
-    def _first_training_number(self) -> int:
-        return _FOUR if self._worker and self._rank == 0 else _FOUR - 2
-
-    def _place(self, number: int) -> int:
-        """Return the place of an operation among its four: only worker 0 begins with a push."""
-        return (number if self._worker and self._rank == 0 else number + 2) % _FOUR
-
     def _waited(
         self, place: int, key: int, peer: int, last: _Last | None, time_us: int
     ) -> tuple[Dependency, int, tuple[str, ...], bool]:
@@ -179,15 +144,23 @@ class Node:
         if last is None:
             return Dependency.NONE, 0, (), False
         kind = _WAITS_FOR[place]
-        one = f"{key}-{last.number}-{self._peers[peer]}"
-        if self._worker:
-            if kind is not Dependency.PUSH_ON_PULL:
-                return kind, time_us - last.time_us, (one,), False
+        if self._worker and kind is Dependency.PUSH_ON_PULL:
             every = tuple(f"{last.number}-{name}" for name in self._peers)
             return kind, time_us - last.sent_us, every, True
-        initial = last.number < 0
-        alone = initial or (kind is Dependency.PUSH_ON_PUSH and not self._synchronous)
-        if alone or kind in (Dependency.PULL_ON_PUSH, Dependency.PULL_ON_PULL):
-            return kind, time_us - last.time_us, (one,), False
-        every = tuple(f"{key}-{last.number}-{name}" for name in self._peers)
-        return kind, time_us - last.time_us, every, True
+        of_all = kind is Dependency.PUSH_ON_PULL or (
+            kind is Dependency.PUSH_ON_PUSH and self._synchronous
+        )
+        many = of_all and not self._worker and last.number >= 0
+        peers = self._peers if many else self._peers[peer : peer + 1]
+        names = tuple(f"{key}-{last.number}-{name}" for name in peers)
+        return kind, time_us - last.time_us, names, many
+
+
+def _before(done: Mapping[int, _Last], number: int, place: int) -> _Last | None:
+    """Return what an operation waited for, of this key and peer; None: it is not known."""
+    if place == 0:
+        pulled = range(number - 1, number - 1 - _KEPT, -_FOUR)
+        return next((done[n] for n in pulled if n in done), None)
+    if place == 2:
+        return done.get(number - 1) or done.get(number - 2)
+    return done.get(number - 1)

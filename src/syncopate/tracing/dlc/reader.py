@@ -8,13 +8,12 @@ from __future__ import annotations
 import io
 import os
 import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple, TextIO
+from typing import NamedTuple
 
 from syncopate.errors import ArtifactError
-from syncopate.reading import opened
+from syncopate.reading import readable
 from syncopate.tracing.dlc.columns import OPERATIONS, Packer, Records, Waited, bits, fits
 from syncopate.tracing.dlc.records import (
     FIELDS,
@@ -27,14 +26,10 @@ from syncopate.tracing.dlc.records import (
     SetUp,
 )
 
-_UNREADABLE = (OSError, EOFError, zlib.error)
-"""What reading raises; of a compressed file that is cut off only where it ends."""
-
 _MICROSECONDS = 1_000_000
 _HEADER_LINES = 100
 _AT_ONCE, _TOLD_AFTER = 128, 64
 """Lines that are read together, and how many times until progress is told again."""
-_OPERATIONS = {operation.value: operation for operation in Operation}
 _DEPENDENCIES = {str(int(kind)): int(kind) for kind in Dependency}
 _MARKED = {MARK + operation: place for place, operation in enumerate(OPERATIONS)}
 _OP_ID = re.compile(r"(\d{1,20})-(-?\d{1,20})-([ws]\d+)")
@@ -102,13 +97,15 @@ def read(path: str | os.PathLike[str], progress: Callable[[float], None] | None 
     Raises:
         ArtifactError: the file cannot be read, or is no DLC trace.
     """
-    with _opened(path) as file:
-        lines = _lines(path, file)
-        header, above = _header(path, lines)
-        packer = Packer()
-        damage: list[Damage] = []
+    packer = Packer()
+    damage: list[Damage] = []
+    with (
+        readable(path) as data,
+        io.TextIOWrapper(data, encoding="utf-8", errors="replace") as file,
+    ):
+        header, above = _header(path, file)
         nbytes = max(os.stat(path).st_size, 1)
-        for count, (number, rows) in enumerate(_blocks(lines, above)):
+        for count, (number, rows) in enumerate(_blocks(file, above)):
             if progress is not None and count % _TOLD_AFTER == 0:
                 progress(min(file.buffer.tell() / nbytes, 1.0))
             # Only where a line is not as most are, it and those about it are read one by one.
@@ -120,38 +117,6 @@ def read(path: str | os.PathLike[str], progress: Callable[[float], None] | None 
                 else:
                     packer.add(one)
     return Trace(header, packer.records(), tuple(damage))
-
-
-def records(path: str | os.PathLike[str]) -> Iterator[Record | SetUp | Damage]:
-    """Yield the records of a trace as they are read, damaged lines among them.
-
-    Raises:
-        ArtifactError: the file cannot be read, or is no DLC trace.
-    """
-    with _opened(path) as file:
-        lines = _lines(path, file)
-        _, above = _header(path, lines)
-        for number, rows in _blocks(lines, above):
-            packer = Packer()
-            yield from packer.records() if _packed(rows, packer) else _parsed(path, rows, number)
-
-
-def _opened(path: str | os.PathLike[str]) -> TextIO:
-    try:
-        return io.TextIOWrapper(opened(path), encoding="utf-8", errors="replace")
-    except _UNREADABLE as error:
-        raise _unreadable(path, error) from None
-
-
-def _lines(path: str | os.PathLike[str], file: TextIO) -> Iterator[str]:
-    try:
-        yield from file
-    except _UNREADABLE as error:
-        raise _unreadable(path, error) from None
-
-
-def _unreadable(path: str | os.PathLike[str], error: Exception) -> ArtifactError:
-    return ArtifactError(path, f"cannot be read: {getattr(error, 'strerror', None) or error}")
 
 
 def _header(path: str | os.PathLike[str], lines: Iterable[str]) -> tuple[Header, int]:
@@ -245,8 +210,8 @@ def _record(fields: Sequence[str]) -> Record | SetUp:
         raise _FieldError(5, f"{fields[5]!r} is no operation; expected {MARK!r} and a name")
     if len(fields) == SET_UP_FIELDS:
         return SetUp(ident, src, dst, length, num_pp, name)
-    if name not in _OPERATIONS:
-        raise _FieldError(5, f"unknown operation {name!r}; known: {', '.join(_OPERATIONS)}")
+    if name not in OPERATIONS:
+        raise _FieldError(5, f"unknown operation {name!r}; known: {', '.join(OPERATIONS)}")
     op_id = _OP_ID.fullmatch(fields[6])
     if op_id is None:
         raise _FieldError(6, f"{fields[6]!r} is no op_id; expected one such as '4-7-s0'")
@@ -263,7 +228,7 @@ def _record(fields: Sequence[str]) -> Record | SetUp:
         dst,
         length,
         num_pp,
-        _OPERATIONS[name],
+        Operation(name),
         _fitting(6, int(op_id[1]), "key"),
         _fitting(6, int(op_id[2]), "number"),
         op_id[3],

@@ -55,6 +55,11 @@ class Operation(StrEnum):
         return self.value.endswith("Worker")
 
 
+OF_WORKERS = tuple(operation for operation in Operation if operation.by_worker)
+OF_SERVERS = tuple(operation for operation in Operation if not operation.by_worker)
+"""What each does with a key and a peer in an iteration, in order."""
+
+
 class Dependency(IntEnum):
     """The kind of a record's dependency: ``dep_type``."""
 

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from syncopate.tracing.dlc.columns import Numbers, Records, Waited
+from syncopate.artifacts.timelines.spans import Numbers
+from syncopate.tracing.dlc.columns import Records, Waited
 from syncopate.tracing.dlc.records import Dependency, Record, SetUp
 
 _KINDS = 64

@@ -38,18 +38,14 @@ from syncopate.artifacts.timeline import (
     Span,
     Timeline,
 )
+from syncopate.artifacts.timelines.spans import Numbers
 from syncopate.errors import ArtifactError
-from syncopate.tracing.dlc.columns import OPERATIONS, Numbers, Records
+from syncopate.tracing.dlc.columns import OPERATIONS, Records
 from syncopate.tracing.dlc.reader import Trace
-from syncopate.tracing.dlc.records import Operation
+from syncopate.tracing.dlc.records import OF_WORKERS
 
-_OPERATIONS = (
-    Operation.PUSH_SEND_WORKER,
-    Operation.PUSH_RECV_WORKER,
-    Operation.PULL_SEND_WORKER,
-    Operation.PULL_RECV_WORKER,
-)
 _PUSHED, _ANSWERED, _ASKED, _CAME = range(4)
+"""Places in ``OF_WORKERS``."""
 _MOSTLY = 0.75
 _WORKER = "worker"
 
@@ -126,7 +122,7 @@ def _ways(path: str, records: Records, origin_us: int) -> tuple[int, dict[_Key, 
         raise ArtifactError(path, "no push and no pull: there is nothing to play")
     _require_order(path, records, rows)
     rank = int(records.nodes()[rows[0]])
-    at = {OPERATIONS.index(operation): place for place, operation in enumerate(_OPERATIONS)}
+    at = {OPERATIONS.index(operation): place for place, operation in enumerate(OF_WORKERS)}
     seen: dict[_Key, dict[int, tuple[float, int, int]]] = defaultdict(dict)
     columns = (
         records.iterations()[rows], records.key[rows], records.operation[rows],
@@ -142,7 +138,7 @@ def _ways(path: str, records: Records, origin_us: int) -> tuple[int, dict[_Key, 
     last = max(iteration for iteration, _ in seen)
     ways = {}
     for (iteration, key), four in sorted(seen.items()):
-        if lacking := [str(_OPERATIONS[n]) for n in range(4) if n not in four]:
+        if lacking := [str(OF_WORKERS[n]) for n in range(4) if n not in four]:
             if iteration == last:
                 continue  # the trace ends within it
             said = f"{', '.join(lacking)} of key {key} in iteration {iteration}"
@@ -184,9 +180,20 @@ def _spans(rank: int, ways: Mapping[_Key, _Way]) -> Iterator[Span]:
                 nbytes=way.nbytes[carries],
                 detail=way.peer,
             )
+    yield from computed(rank, sent, had)
+
+
+def computed(rank: int, sent: Mapping[int, float], had: Mapping[int, float]) -> Iterator[Span]:
+    """Yield the computation of a worker, from its last weights to its last push (Section 4.2).
+
+    Args:
+        rank: the worker.
+        sent: iteration -> when it sent its last push.
+        had: iteration -> when it had its last weights.
+    """
     for iteration, end_s in sent.items():
         start_s = had.get(iteration - 1)
-        if start_s is not None and start_s <= end_s:
+        if start_s is not None and start_s <= end_s and iteration >= 0:
             yield Span(
                 name="computation",
                 lane="backward",

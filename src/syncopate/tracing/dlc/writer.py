@@ -17,13 +17,12 @@ def to_dlc(header: Header, records: Iterable[Record | SetUp]) -> Iterator[str]:
         header: what stands above the records.
         records: in the order they are written.
     """
-    yield from header_lines(header)
+    yield from _above(header)
     for record in records:
         yield "\t".join(_fields(record)) + "\n"
 
 
-def header_lines(header: Header) -> Iterator[str]:
-    """Yield the lines above the records, column names included."""
+def _above(header: Header) -> Iterator[str]:
     workers = "".join(f"{rank}," for rank in range(header.workers))
     servers = "".join(f"{header.workers + rank}," for rank in range(header.servers))
     yield "=" * 132 + "\n"
@@ -61,11 +60,7 @@ def _fields(record: Record | SetUp) -> Iterator[str]:
     seconds, microseconds = divmod(record.time_us, _MICROSECONDS)
     yield record.op_id
     yield from map(str, (int(record.dependency), record.d_time_us, seconds, microseconds))
-    yield depends(record)
-
-
-def depends(record: Record) -> str:
-    """Return ``id_dep`` as it is written: ``-1``, an ``op_id``, or a list in parentheses."""
     if record.many:
-        return "(" + "".join(f"{one}," for one in record.depends_on) + ")"
-    return record.depends_on[0] if record.depends_on else "-1"
+        yield "(" + "".join(f"{one}," for one in record.depends_on) + ")"
+    else:
+        yield record.depends_on[0] if record.depends_on else "-1"

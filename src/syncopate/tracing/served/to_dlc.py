@@ -29,8 +29,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import NamedTuple
 
-from syncopate.tracing.dlc import Header, Node, Operation, Record, SetUp, to_dlc
-from syncopate.tracing.dlc.records import INITIAL
+from syncopate.tracing.dlc import Header, Node, Record, SetUp, to_dlc
+from syncopate.tracing.dlc.records import INITIAL, OF_SERVERS, OF_WORKERS
 from syncopate.tracing.served.places import places
 from syncopate.tracing.served.read import Served
 from syncopate.tracing.served.rows import SCHEDULER, SERVER, WORKER, Wired
@@ -39,18 +39,8 @@ KEYS = "keys.tsv"
 """The file that says which slice a key is; the format has no place for it."""
 
 _SET_UP = ("Hello", "Welcome", "HelloWanted", "Declare")
-_WORKER = {
-    "Push": Operation.PUSH_SEND_WORKER,
-    "Ack": Operation.PUSH_RECV_WORKER,
-    "Pull": Operation.PULL_SEND_WORKER,
-    "Weights": Operation.PULL_RECV_WORKER,
-}
-_SERVER = {
-    "Push": Operation.PUSH_RECV_SERVER,
-    "Ack": Operation.PUSH_SEND_SERVER,
-    "Pull": Operation.PULL_RECV_SERVER,
-    "Weights": Operation.PULL_SEND_SERVER,
-}
+_FOUR = ("Push", "Ack", "Pull", "Weights")
+"""The messages of the four operations, in order."""
 
 
 class NodeTrace(NamedTuple):
@@ -127,7 +117,7 @@ def _of_node(
         servers=served.servers,
         synchronous=served.synchronous,
     )
-    operations = _WORKER if worker else _SERVER
+    operations = dict(zip(_FOUR, OF_WORKERS if worker else OF_SERVERS, strict=True))
     left_out: Counter[str] = Counter()
     for index, m in enumerate(served.messages[name]):
         iteration = placed.get(index)

@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 from syncopate.artifacts.timeline import Span
+from syncopate.tracing.dlc.timeline import computed
 from syncopate.tracing.served.places import places
 from syncopate.tracing.served.read import Served
 from syncopate.tracing.served.rows import Wired
@@ -65,20 +66,7 @@ def _spans(rank: int, messages: tuple[Wired, ...], names: Mapping[int, str]) -> 
             first = asked.pop((m.key, iteration), None)
             if first is not None:
                 add("pull", iteration, first, m)
-    for iteration, end_s in sent.items():
-        start_s = had.get(iteration - 1)
-        if start_s is not None and start_s <= end_s and iteration >= 0:
-            spans.append(
-                Span(
-                    name="computation",
-                    lane="backward",
-                    rank=rank,
-                    start_s=start_s,
-                    end_s=end_s,
-                    iteration=iteration,
-                )
-            )
-    return spans
+    return [*spans, *computed(rank, sent, had)]
 
 
 def key_names(served: Served) -> dict[int, str]:
