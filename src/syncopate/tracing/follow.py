@@ -7,8 +7,9 @@ that takes the place of another, because it was thinned, is read from its beginn
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic
 
 import msgspec
 import numpy as np
@@ -19,9 +20,9 @@ from syncopate.reading import require_file
 from syncopate.tracing.blocks import HEADER, NOTE, RECORDS, Blocks, whole_blocks
 from syncopate.tracing.recorder import RECORD, UNPLACED
 from syncopate.tracing.run import PATTERN, Run, of_last_run, run_of
-from syncopate.tracing.served.read import PATTERNS, NodeFile
+from syncopate.tracing.served.read import PATTERNS
 from syncopate.tracing.served.rows import ROW, NodeHeader
-from syncopate.tracing.trace_file import Header, Written
+from syncopate.tracing.trace_file import Header, Of, Written
 
 MOST_ROWS = 50_000
 """Messages of a node that are kept, the last ones."""
@@ -30,20 +31,22 @@ _REPEATED = "links"
 """Notes of this are made every two seconds; of those before the kept iterations one is enough."""
 
 
-class Growing:
+class Growing(Generic[Of]):
     """One file that grows.
 
     Args:
         path: of a rank or node.
+        of: the kind of its header.
         last: how many iterations of a rank to keep.
 
     Attributes:
         path: the file.
     """
 
-    def __init__(self, path: Path, last: int) -> None:
+    def __init__(self, path: Path, of: type[Of], last: int) -> None:
         self.path = path
-        self._of_rank = path.match(PATTERN)
+        self._of = of
+        self._of_rank = issubclass(of, Header)
         self._dtype = RECORD if self._of_rank else ROW
         self._last = last
         self._inode, self._at, self._line = -1, 0, b""
@@ -76,7 +79,7 @@ class Growing:
                 self._note(msgspec.json.decode(payload))
         return bool(blocks)
 
-    def content(self) -> Written | NodeFile | None:
+    def content(self) -> Written[Of] | None:
         """Return what is kept; None before the file says whose it is.
 
         Raises:
@@ -84,12 +87,8 @@ class Growing:
         """
         if not self._line:
             return None
-        notes = tuple(self._notes)
-        if not self._of_rank:
-            node = NodeHeader.from_json(self._line, source=self.path)
-            return NodeFile(self.path, node, self._records, notes)
-        header = Header.from_json(self._line, source=self.path)
-        return Written(self.path, header, self._records, Blocks(b"", notes, 0))
+        header = self._of.from_json(self._line, source=self.path)
+        return Written(self.path, header, self._records, Blocks(b"", tuple(self._notes), 0))
 
     def _begin(self) -> None:
         self._at, self._line = 0, b""
@@ -134,7 +133,7 @@ class Follower:
         self.directory = directory
         self.hosts: frozenset[str] = frozenset()
         self._last = last
-        self._files: dict[Path, Growing] = {}
+        self._files: dict[Path, Growing[Any]] = {}
 
     def look(self) -> Run | None:
         """Return the last iterations; None as long as no file holds any.
@@ -143,28 +142,28 @@ class Follower:
             ArtifactError: no file can be read.
         """
         remarks: list[str] = []
-        ranks: list[Written] = []
-        nodes: list[NodeFile] = []
-        paths = [path for each in (PATTERN, *PATTERNS) for path in self.directory.glob(each)]
+        ranks = self._read(Header, (PATTERN,), remarks)
+        nodes = self._read(NodeHeader, PATTERNS, remarks)
+        if not ranks and not nodes and remarks:
+            raise ArtifactError(self.directory, f"none of its files can be read: {remarks[0]}")
+        if not any(len(one.records) for one in ranks) and not any(len(n.records) for n in nodes):
+            return None
+        found, nodes = of_last_run(ranks, nodes, remarks)
+        self.hosts = frozenset(one.header.host for one in found.values())
+        self.hosts |= {node.header.host for node in nodes}
+        return run_of(self.directory, found, nodes, self._last, remarks)
+
+    def _read(self, of: type[Of], patterns: Iterable[str], remarks: list[str]) -> list[Written[Of]]:
+        found: list[Written[Of]] = []
+        paths = (path for each in patterns for path in self.directory.glob(each))
         for path in sorted(paths):
-            one = self._files.setdefault(path, Growing(path, self._last))
+            one = self._files.setdefault(path, Growing(path, of, self._last))
             try:
                 one.look()
                 content = one.content()
             except (ArtifactError, OSError) as error:
                 remarks.append(str(error))
                 continue
-            if isinstance(content, Written):
-                ranks.append(content)
-            elif content is not None:
-                nodes.append(content)
-        if not ranks and not nodes:
-            if remarks:
-                raise ArtifactError(self.directory, f"none of its files can be read: {remarks[0]}")
-            return None
-        if not any(len(one.records) for one in ranks) and not any(len(n.rows) for n in nodes):
-            return None
-        found, nodes = of_last_run(ranks, nodes, remarks)
-        self.hosts = frozenset(one.header.host for one in found.values())
-        self.hosts |= {node.header.host for node in nodes}
-        return run_of(self.directory, found, nodes, self._last, remarks)
+            if content is not None:
+                found.append(content)
+        return found

@@ -26,9 +26,9 @@ from syncopate.tracing.jumps import jumps, longest_row
 from syncopate.tracing.merge import ClockOffset, bounds_of_each, merge
 from syncopate.tracing.pauses import placed
 from syncopate.tracing.recorder import Records, spans_of
-from syncopate.tracing.served.read import NodeFile, Served, node_files, served_of
+from syncopate.tracing.served.read import Served, node_files, served_of
 from syncopate.tracing.served.workers import key_names, spans_of_workers
-from syncopate.tracing.trace_file import Written, read_trace, texts_of
+from syncopate.tracing.trace_file import Header, NodeFile, RankFile, read_traces, texts_of
 
 PATTERN = "rank-*.trace"
 """The files of ranks in the directory of a run."""
@@ -92,7 +92,7 @@ def read_run(
 
 def run_of(
     directory: Path,
-    found: dict[int, Written],
+    found: dict[int, RankFile],
     nodes: Sequence[NodeFile],
     last: int,
     remarks: list[str],
@@ -143,21 +143,13 @@ def run_of(
 
 def _files(
     directory: Path, remarks: list[str], progress: Callable[[str, float], None] | None
-) -> tuple[list[Written], list[NodeFile]]:
+) -> tuple[list[RankFile], list[NodeFile]]:
     """Return the files of ranks and of nodes that can be read.
 
     Raises:
         ArtifactError: there are none.
     """
-    paths = sorted(directory.glob(PATTERN))
-    files: list[Written] = []
-    for place, path in enumerate(paths):
-        if progress is not None:
-            progress(path.name, place / len(paths))
-        try:
-            files.append(read_trace(path))
-        except ArtifactError as error:
-            remarks.append(str(error))
+    files = read_traces(sorted(directory.glob(PATTERN)), Header, remarks, progress)
     nodes = node_files(directory, remarks)
     if not files and not nodes:
         if remarks:
@@ -168,8 +160,8 @@ def _files(
 
 
 def of_last_run(
-    files: Sequence[Written], nodes: Sequence[NodeFile], remarks: list[str]
-) -> tuple[dict[int, Written], list[NodeFile]]:
+    files: Sequence[RankFile], nodes: Sequence[NodeFile], remarks: list[str]
+) -> tuple[dict[int, RankFile], list[NodeFile]]:
     """Return the files of the run that began last, by rank, and of the job that it joined."""
     began_s: dict[str, float] = {}
     runs = [_job(one).get("job", one.header.run) for one in files]
@@ -186,12 +178,12 @@ def of_last_run(
     return mine, [node for node in nodes if node.header.run == last]
 
 
-def _job(one: Written) -> dict[str, Any]:
+def _job(one: RankFile) -> dict[str, Any]:
     """Return which job of a parameter server a rank joined, and as which worker; empty: none."""
     return next((note for note in reversed(one.notes) if "job" in note), {})
 
 
-def _told(found: dict[int, Written]) -> tuple[str, dict[str, ClockOffset]]:
+def _told(found: dict[int, RankFile]) -> tuple[str, dict[str, ClockOffset]]:
     """Return which worker has the clock that counts, and what is known of the others' clocks."""
     known: dict[str, ClockOffset] = {}
     for one in found.values():
@@ -202,7 +194,7 @@ def _told(found: dict[int, Written]) -> tuple[str, dict[str, ClockOffset]]:
     return f"w{first['worker']}" if first else "", known if first else {}
 
 
-def _ranks(found: dict[int, Written], served: Served | None) -> dict[str, int]:
+def _ranks(found: dict[int, RankFile], served: Served | None) -> dict[str, int]:
     """Return the rank of each worker."""
     if served is None:
         return {}
@@ -212,7 +204,7 @@ def _ranks(found: dict[int, Written], served: Served | None) -> dict[str, int]:
     return {f"w{job['worker']}": rank for rank, job in jobs.items() if job}
 
 
-def _carriers(found: dict[int, Written], served: Served | None) -> dict[int, str]:
+def _carriers(found: dict[int, RankFile], served: Served | None) -> dict[int, str]:
     """Return the name of the spans that carry each slice: its own, or that of its bucket."""
     if served is None:
         return {}
@@ -225,7 +217,7 @@ def _carriers(found: dict[int, Written], served: Served | None) -> dict[int, str
 
 
 def _of_ranks(
-    found: dict[int, Written], last: int, remarks: list[str]
+    found: dict[int, RankFile], last: int, remarks: list[str]
 ) -> tuple[list[Sequence[Span]], int]:
     """Return the spans of each rank in the last iterations, and the first of these."""
     world_size = max(max(found) + 1, *(one.header.world_size for one in found.values()))
@@ -248,7 +240,7 @@ def _of_ranks(
     return spans, first
 
 
-def _whole(one: Written) -> Records:
+def _whole(one: RankFile) -> Records:
     """Return a file's records, each in its iteration, without iterations that lost a part."""
     records = placed(one.records)
     for first, last in one.blocks.lost:
@@ -256,7 +248,7 @@ def _whole(one: Written) -> Records:
     return records
 
 
-def _thinned(found: dict[int, Written], shown: NDArray[np.int64]) -> Iterator[str]:
+def _thinned(found: dict[int, RankFile], shown: NDArray[np.int64]) -> Iterator[str]:
     """Say which of the iterations that are shown are some of many, to save room on the disk."""
     notes = [note["thinned"] for one in found.values() for note in one.notes if "thinned" in note]
     before = max((note["before"] for note in notes), default=0)
@@ -269,20 +261,17 @@ def _thinned(found: dict[int, Written], shown: NDArray[np.int64]) -> Iterator[st
         )
 
 
-def _shortcomings(found: dict[int, Written]) -> Iterator[str]:
+def _shortcomings(found: dict[int, RankFile]) -> Iterator[str]:
     world_size = next(iter(found.values())).header.world_size
     missing = [str(rank) for rank in range(world_size) if rank not in found]
     if missing:
         ranks = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(missing)}"
         yield f"no file of {ranks}: {len(found)} of {world_size} ranks are shown"
     for one in found.values():
-        yield from one.blocks.shortcomings(one.path)
-        dropped = max((note.get("dropped", 0) for note in one.notes), default=0)
-        if dropped:
-            yield f"{one.path}: {dropped} events were dropped: there was no room for them"
+        yield from one.shortcomings("events")
 
 
-def _in_order(one: Written) -> tuple[Written, int]:
+def _in_order(one: RankFile) -> tuple[RankFile, int]:
     """Return a file without the events that end before they begin, and how many they were."""
     with np.errstate(invalid="ignore"):
         right = one.records["end_s"] - one.records["start_s"] >= 0
@@ -290,7 +279,7 @@ def _in_order(one: Written) -> tuple[Written, int]:
     return (one._replace(records=one.records[right]) if wrong else one), wrong
 
 
-def _spans(one: Written, first: int) -> Spans:
+def _spans(one: RankFile, first: int) -> Spans:
     texts = texts_of(one.notes)
     names = {note["number"]: note["model"] for note in one.notes if "plan" in note}
     models = {n: f"{name} {n}: " for n, name in names.items()} if len(names) > 1 else {}
@@ -304,7 +293,7 @@ def _spans(one: Written, first: int) -> Spans:
     return spans_of(records, texts, one.header.rank, models=models)
 
 
-def _together(found: dict[int, Written]) -> tuple[str, ...]:
+def _together(found: dict[int, RankFile]) -> tuple[str, ...]:
     """Return the lanes of which nothing ends on a rank before it began on all others."""
     exchanges = {note["exchange"] for one in found.values() for note in one.notes if "plan" in note}
     return _SYMMETRIC.get(exchanges.pop(), ()) if len(exchanges) == 1 else ()
@@ -331,7 +320,7 @@ def _on_one_clock(
 
 
 def _offsets(
-    found: dict[int, Written],
+    found: dict[int, RankFile],
     spans: Sequence[Sequence[Span]],
     together: Sequence[str],
     served: Served | None,
@@ -369,7 +358,7 @@ def _offsets(
 
 
 def _metadata(
-    found: dict[int, Written], served: Served | None, clock_error_s: float
+    found: dict[int, RankFile], served: Served | None, clock_error_s: float
 ) -> dict[str, str]:
     """Return what the first rank says of its last plan, and of the clocks."""
     if not found:
@@ -398,7 +387,7 @@ def _written(moment_s: float) -> str:
     return f"{datetime.fromtimestamp(moment_s, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
-def _links(found: dict[int, Written], first: int) -> dict[str, str]:
+def _links(found: dict[int, RankFile], first: int) -> dict[str, str]:
     """Return what connections had carried before iteration ``first`` and in the end, as JSON.
 
     :mod:`syncopate.analysis.evidence.links` judges by it.

@@ -12,8 +12,9 @@ import errno
 import math
 import os
 import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -33,7 +34,7 @@ from syncopate.tracing.blocks import (
     read_blocks,
     walk,
 )
-from syncopate.tracing.recorder import RECORD, Records
+from syncopate.tracing.recorder import RECORD
 from syncopate.tracing.retention import Retention
 from syncopate.tracing.served.rows import ROW, NodeHeader
 from syncopate.tracing.thinning import Thinning
@@ -81,19 +82,22 @@ class Header(Artifact, frozen=True, kw_only=True):
         return f"rank-{self.rank}"
 
 
-class Written(NamedTuple):
+Of = TypeVar("Of", bound=Artifact)
+
+
+class Written(NamedTuple, Generic[Of]):
     """The content of a trace file.
 
     Attributes:
         path: the file.
         header: whose it is.
-        records: its events.
+        records: the events of a rank; messages and work of a node.
         blocks: what else was said, and what is lost.
     """
 
     path: Path
-    header: Header
-    records: Records
+    header: Of
+    records: NDArray[np.void]
     blocks: Blocks
 
     @property
@@ -101,10 +105,16 @@ class Written(NamedTuple):
         """The other notes, in order."""
         return self.blocks.notes
 
-    @property
-    def missing_bytes(self) -> int:
-        """How many bytes at the end are of a block that is not whole."""
-        return self.blocks.missing_bytes
+    def shortcomings(self, what: str) -> Iterator[str]:
+        """Yield what is lost of it, a sentence each; its records are called ``what``."""
+        yield from self.blocks.shortcomings(self.path)
+        dropped = max((note.get("dropped", 0) for note in self.notes), default=0)
+        if dropped:
+            yield f"{self.path}: {dropped} {what} were dropped: there was no room for them"
+
+
+RankFile = Written[Header]
+NodeFile = Written[NodeHeader]
 
 
 class TraceWriter:
@@ -268,28 +278,49 @@ class TraceWriter:
         self._nbytes += len(data)
 
 
-def read_trace(path: str | os.PathLike[str]) -> Written:
+def read_trace(path: str | os.PathLike[str]) -> RankFile:
     """Read one rank's file, as far as it is whole.
 
     Raises:
         ArtifactError: it cannot be read, or is no trace of a version that is known.
     """
+    return _read(path, Header)
+
+
+def _read(path: str | os.PathLike[str], of: type[Of]) -> Written[Of]:
     line, blocks = read_blocks(path)
-    header = Header.from_json(line, source=path)
-    records: Records = rows_of(path, blocks.records, RECORD)
-    return Written(Path(path), header, records, blocks._replace(records=b""))
-
-
-def rows_of(path: str | os.PathLike[str], records: bytes, dtype: np.dtype[np.void]) -> Any:
-    """Return the bytes of a file's records as an array.
-
-    Raises:
-        ArtifactError: they are no whole number of records.
-    """
+    header = of.from_json(line, source=path)
+    records, dtype = blocks.records, RECORD if issubclass(of, Header) else ROW
     if len(records) % dtype.itemsize:
         reason = f"its records have {len(records)} bytes; each is of {dtype.itemsize}"
         raise ArtifactError(path, f"damaged: {reason}")
-    return np.frombuffer(records, dtype)
+    rows = np.frombuffer(records, dtype)
+    return Written(Path(path), header, rows, blocks._replace(records=b""))
+
+
+def read_traces(
+    paths: Sequence[Path],
+    of: type[Of],
+    remarks: list[str],
+    progress: Callable[[str, float], None] | None = None,
+) -> list[Written[Of]]:
+    """Read files of ranks or nodes; say in ``remarks`` which cannot be read.
+
+    Args:
+        paths: the files.
+        of: the kind of their headers.
+        remarks: a sentence is added for each that cannot be read.
+        progress: told what is read, and which part has been, in [0, 1].
+    """
+    found: list[Written[Of]] = []
+    for place, path in enumerate(paths):
+        if progress is not None:
+            progress(path.name, place / len(paths))
+        try:
+            found.append(_read(path, of))
+        except ArtifactError as error:
+            remarks.append(str(error))
+    return found
 
 
 def texts_of(notes: tuple[dict[str, Any], ...]) -> list[str]:

@@ -68,7 +68,7 @@ KILLED = """
 
     def written():
         (file,) = (f for f in node_files("RUN", []) if f.header.role == "server")
-        pushes = file.rows[file.rows["kind"] == KINDS.index("Push")]
+        pushes = file.records[file.records["kind"] == KINDS.index("Push")]
         return sum(pushes["number"] == 10) == 2
 
     with KVStore() as store:

@@ -102,7 +102,7 @@ def test_a_capture_begins_before_or_after_a_training_and_can_be_switched(tmp_pat
     file = read_trace(tmp_path / "runs" / "a" / "rank-0.trace")
     assert [int(row["iteration"]) for row in file.records] == [0, 0, 2, 2, 2]
     assert [note["number"] for note in file.notes if "plan" in note] == [0, 0, 1]
-    assert (file.missing_bytes, one.dropped) == (0, 0)
+    assert (file.blocks.missing_bytes, one.dropped) == (0, 0)
 
 
 def test_the_environment_asks_for_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,7 +312,7 @@ def test_every_cut_of_a_file_is_read_as_far_as_it_is_whole(tmp_path: Path) -> No
         file = read_trace(path)
         assert len(file.records) == 0
         # One block of notes stands before the only one of records.
-        assert file.missing_bytes < len(data) - head
+        assert file.blocks.missing_bytes < len(data) - head
     path.write_bytes(data)
     assert len(read_trace(path).records) == 4
     path.write_bytes(data[: head - 1])

@@ -11,7 +11,7 @@ from syncopate.artifacts.timeline import Timeline
 from syncopate.errors import ArtifactError
 from syncopate.tracing.follow import Follower, Growing
 from syncopate.tracing.run import read_run
-from syncopate.tracing.trace_file import read_trace
+from syncopate.tracing.trace_file import Header, read_trace
 from tests.unit.analysis.troubled import checkpoints, trained
 from tests.unit.analysis.written import written
 
@@ -36,7 +36,7 @@ def whole(tmp_path: Path) -> Path:
 def test_a_file_that_grows_byte_by_byte_is_read_as_a_whole_one(whole: Path, tmp_path: Path) -> None:
     path = whole / "rank-1.trace"
     data, target = path.read_bytes(), tmp_path / "rank-1.trace"
-    one = Growing(target, last=1000)
+    one = Growing(target, Header, last=1000)
     for end in range(0, len(data), 997):
         target.write_bytes(data[:end])
         one.look()
@@ -54,7 +54,7 @@ def test_only_what_was_appended_is_read(whole: Path, monkeypatch: pytest.MonkeyP
     data = path.read_bytes()
     half = len(data) // 2
     path.write_bytes(data[:half])
-    one = Growing(path, last=1000)
+    one = Growing(path, Header, last=1000)
     one.look()
     # What was read before may be gone: it is not read again.
     path.write_bytes(b"\0" * (half - 4000) + data[half - 4000 :])
@@ -115,4 +115,4 @@ def test_files_of_something_else_are_refused(tmp_path: Path) -> None:
 def test_a_named_pipe_among_the_files_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "rank-0.trace")
     with pytest.raises(ArtifactError, match=r"rank-0\.trace: this is a named pipe"):
-        Growing(tmp_path / "rank-0.trace", LAST).look()
+        Growing(tmp_path / "rank-0.trace", Header, LAST).look()

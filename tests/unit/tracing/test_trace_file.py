@@ -149,7 +149,7 @@ def test_a_file_of_version_1_is_read(path: Path, tmp_path: Path) -> None:
     path.write_bytes(data + b"R\1")
     old = read_trace(path)
     assert (old.header, old.records.tobytes()) == (new.header, new.records.tobytes())
-    assert old.missing_bytes == 2
+    assert old.blocks.missing_bytes == 2
     run = read_run(tmp_path)
     assert {span.detail for span in run.timeline.spans} == {"", "ring"}
 

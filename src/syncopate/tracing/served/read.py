@@ -9,48 +9,26 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from syncopate.errors import ArtifactError
-from syncopate.tracing.blocks import read_blocks
 from syncopate.tracing.merge import ClockOffset
 from syncopate.tracing.served.node_offsets import node_offsets
 from syncopate.tracing.served.rows import (
     ASKED,
     NOBODY,
     ROLES,
-    ROW,
     SCHEDULER,
     SENDS,
     SERVER,
     WORK,
     NodeHeader,
-    Rows,
     Wired,
     Work,
 )
-from syncopate.tracing.trace_file import rows_of
+from syncopate.tracing.trace_file import NodeFile, read_traces
 
 PATTERNS = tuple(f"{role}*.trace" for role in ROLES)
 """The files of nodes in the directory of a run."""
-
-
-class NodeFile(NamedTuple):
-    """The content of one node's file.
-
-    Attributes:
-        path: the file.
-        header: whose it is.
-        rows: its messages and work.
-        notes: what else was said, in order.
-        shortcomings: what of it is lost, a sentence each.
-    """
-
-    path: Path
-    header: NodeHeader
-    rows: Rows
-    notes: tuple[dict[str, Any], ...]
-    shortcomings: tuple[str, ...] = ()
 
 
 class Key(NamedTuple):
@@ -101,18 +79,8 @@ class Served(NamedTuple):
 
 def node_files(directory: str | os.PathLike[str], remarks: list[str]) -> list[NodeFile]:
     """Read the files of nodes in a directory; say in ``remarks`` which cannot be read."""
-    found = []
-    for path in sorted(path for each in PATTERNS for path in Path(directory).glob(each)):
-        try:
-            line, blocks = read_blocks(path)
-            header = NodeHeader.from_json(line, source=path)
-            rows: Rows = rows_of(path, blocks.records, ROW)
-        except ArtifactError as error:
-            remarks.append(str(error))
-            continue
-        lost = tuple(blocks.shortcomings(path))
-        found.append(NodeFile(path, header, rows, blocks.notes, lost))
-    return found
+    paths = sorted(path for each in PATTERNS for path in Path(directory).glob(each))
+    return read_traces(paths, NodeHeader, remarks)
 
 
 def served_of(
@@ -132,12 +100,12 @@ def served_of(
     files = sorted(files, key=lambda f: (ROLES.index(f.header.role), f.header.rank))
     first = files[0].header
     remarks += _shortcomings(files)
-    seen = [(file, _messages(file), _work(file)) for file in files]
+    seen = [_seen(file) for file in files]
     names = [file.header.node for file in files]
     place = next((names.index(n) for n in (reference, "w0") if n in names), 0)
     machines = [file.header.machine for file in files]
     offsets = node_offsets(
-        [(machine, mine) for machine, (_, mine, _) in zip(machines, seen, strict=True)],
+        [(machine, mine) for machine, (mine, _) in zip(machines, seen, strict=True)],
         machines[place],
         {machines[names.index(n)]: offset for n, offset in (known or {}).items() if n in names},
     )
@@ -147,9 +115,9 @@ def served_of(
             remarks.append(said)
     messages: dict[str, list[Wired]] = defaultdict(list)
     work: list[Work] = []
-    for (file, mine, done), machine in zip(seen, machines, strict=True):
+    for node, (mine, done), machine in zip(names, seen, machines, strict=True):
         by_s = offsets[machine].seconds
-        messages[file.header.node] += [
+        messages[node] += [
             m._replace(queued_s=m.queued_s - by_s, time_s=m.time_s - by_s) for m in mine
         ]
         work += [w._replace(start_s=w.start_s - by_s, end_s=w.end_s - by_s) for w in done]
@@ -179,15 +147,12 @@ def _shortcomings(files: Sequence[NodeFile]) -> Iterable[str]:
     if missing := [node for node in expected if node not in here]:
         yield f"no file of {', '.join(missing)}: {len(here)} of {len(expected)} nodes are shown"
     for file in files:
-        yield from file.shortcomings
-        dropped = max((note.get("dropped", 0) for note in file.notes), default=0)
-        if dropped:
-            yield f"{file.path}: {dropped} messages were dropped: there was no room for them"
+        yield from file.shortcomings("messages")
 
 
-def _of_clock(nodes: str, reference: str, offset: ClockOffset | None) -> str:
+def _of_clock(nodes: str, reference: str, offset: ClockOffset) -> str:
     """Say by how much clocks of another machine differ, and how sure that is."""
-    if offset is None or offset == ClockOffset(0.0, 0.0):
+    if offset == ClockOffset(0.0, 0.0):
         return ""
     said = f"{nodes}: clock differs from that of {reference} by {offset.seconds:.6f} s"
     if offset.error_s == float("inf"):
@@ -200,34 +165,23 @@ def _of_clock(nodes: str, reference: str, offset: ClockOffset | None) -> str:
     return f"{said}, by messages both ways, {offset.error_s * 1e6:.0f} us at most off"
 
 
-def _messages(file: NodeFile) -> list[Wired]:
+def _seen(file: NodeFile) -> tuple[list[Wired], list[Work]]:
+    """Return the messages and the work of a node."""
     kinds, node = file.header.kinds, file.header.node
-    peers = _peers(file)
-    return [
-        Wired(
-            node, kinds[kind], bool(flags & SENDS), peers.get(peer, ""), key, number, other,
-            bool(flags & ASKED), priority, nbytes, since_s, time_s,
-        )
-        for kind, flags, peer, key, number, other, priority, nbytes, since_s, time_s in (
-            file.rows.tolist()
-        )
-        if kinds[kind] not in WORK
-    ]  # fmt: skip
-
-
-def _work(file: NodeFile) -> list[Work]:
-    kinds, node = file.header.kinds, file.header.node
-    peers = _peers(file)
-    return [
-        Work(node, kinds[row[0]], peers.get(row[2], ""), row[3], row[4], row[8], row[9])
-        for row in file.rows.tolist()
-        if kinds[row[0]] in WORK
-    ]
-
-
-def _peers(file: NodeFile) -> dict[int, str]:
-    named = {int(n): name for note in file.notes for n, name in note.get("peers", {}).items()}
-    return {place: name for place, name in named.items() if place != NOBODY}
+    peers = {int(n): name for note in file.notes for n, name in note.get("peers", {}).items()}
+    peers.pop(NOBODY, None)
+    messages: list[Wired] = []
+    work: list[Work] = []
+    for code, flags, place, *row in file.records.tolist():
+        key, number, other, priority, nbytes, since_s, time_s = row
+        kind, peer = kinds[code], peers.get(place, "")
+        if kind in WORK:
+            work.append(Work(node, kind, peer, key, number, since_s, time_s))
+        else:
+            sends, asked = bool(flags & SENDS), bool(flags & ASKED)
+            about = (key, number, other, asked, priority, nbytes, since_s, time_s)
+            messages.append(Wired(node, kind, sends, peer, *about))
+    return messages, work
 
 
 def _keys(files: Iterable[NodeFile]) -> tuple[dict[int, Key], set[str]]:
