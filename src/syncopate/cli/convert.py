@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -22,7 +20,6 @@ from syncopate.units import parse_seconds
 if TYPE_CHECKING:
     from syncopate.artifacts.cluster import Cluster
     from syncopate.artifacts.results.decision_table import CollectiveDecisions
-    from syncopate.tracing.run import Run
 
 NCCL_TUNER = "nccl-tuner"
 OPEN_MPI = "open-mpi"
@@ -231,6 +228,7 @@ def _recorded(given: tuple[Path, ...], to: str, table: Table) -> dict[str, bytes
     from syncopate.tracing.foreign.exports.chakra import to_chakra
     from syncopate.tracing.foreign.exports.hta import to_hta
     from syncopate.tracing.perfetto import to_perfetto
+    from syncopate.tracing.served.perfetto import served_events
 
     found = read_recorded(*given, table=table, every=to != WORKLOAD).of_ranks()
     timeline, run = found.timeline, found.run
@@ -245,19 +243,8 @@ def _recorded(given: tuple[Path, ...], to: str, table: Table) -> dict[str, bytes
         kinds = {span: one.collective for one in collectives(once) for span in one.spans}
         return to_hta(timeline, kinds) if to == HTA else to_chakra(timeline, kinds)
     if to == PERFETTO:
-        return {"": to_perfetto(timeline, beside=_messages(run))}
+        return {"": to_perfetto(timeline, beside=served_events(run))}
     return {"": timeline.to_json()}
-
-
-def _messages(run: Run | None) -> Iterable[dict[str, Any]]:
-    """Return the messages of a parameter server's nodes, for Perfetto."""
-    if run is None or run.served is None:
-        return ()
-    from syncopate.tracing.served.perfetto import Shown, served_events
-
-    since_s = run.origin_s if run.first else -math.inf
-    shown = Shown(run.ranks, run.timeline.world_size, run.origin_s, since_s)
-    return served_events(run.served, shown)
 
 
 def _rules(cluster: Cluster, to: str, tuner: Tuner) -> str:

@@ -71,10 +71,7 @@ def trips_of(run: Run | None) -> list[RoundTrip]:
 
     Their times are those of the run's timeline.
     """
-    if run is None or run.served is None:
-        return []
-    trips = round_trips(run.served, run.ranks, run.carriers, run.origin_s)
-    return [one for one in trips if one.iteration >= run.first]
+    return [] if run is None else [*round_trips(run)]
 
 
 def messages_in(run: Run) -> list[Message]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import threading
 from collections import Counter, defaultdict
 
@@ -18,7 +17,7 @@ from syncopate.tracing.perfetto import to_perfetto
 from syncopate.tracing.recorder import Event, Recorder
 from syncopate.tracing.run import read_run
 from syncopate.tracing.served.node_offsets import pairs
-from syncopate.tracing.served.perfetto import Shown, served_events
+from syncopate.tracing.served.perfetto import served_events
 from syncopate.tracing.served.read import node_files, served_of
 from syncopate.tracing.served.rows import KINDS, ROW, RowQueue
 from syncopate.tracing.served.to_dlc import dlc_files, dlc_traces
@@ -307,8 +306,7 @@ def test_perfetto_has_an_arrow_of_every_message(tmp_path):
     job.write(tmp_path)
     run = read_run(tmp_path)
     assert run.served is not None
-    shown = Shown(run.ranks, 2, run.origin_s, -math.inf)
-    beside = [*served_events(run.served, shown)]
+    beside = [*served_events(run)]
     events = json.loads(to_perfetto(run.timeline, beside=beside))["traceEvents"]
     arrows = defaultdict(list)
     for event in events:
@@ -332,11 +330,9 @@ def test_perfetto_has_an_arrow_of_every_message(tmp_path):
 def test_perfetto_shows_what_the_timeline_shows(tmp_path):
     trained(iterations=4).write(tmp_path)
     run = read_run(tmp_path, last=1)
-    assert run.served is not None
-    shown = Shown(run.ranks, 2, run.origin_s, run.origin_s)
     pushes = [
         event
-        for event in served_events(run.served, shown)
+        for event in served_events(run)
         if event["ph"] == "X" and event["name"].startswith("Push ")
     ]
     assert {event["args"]["number"] for event in pushes} == {4}

@@ -7,10 +7,11 @@ ZeroMQ was given it, and where it was taken from there.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from syncopate.tracing.perfetto import Event, arrow, nanoseconds, process, thread
+from syncopate.tracing.run import Run
 from syncopate.tracing.served.node_offsets import pairs
 from syncopate.tracing.served.read import Served
 from syncopate.tracing.served.rows import SCHEDULER, Wired
@@ -25,54 +26,46 @@ _FIRST_ARROW = 1 << 40
 """Behind the arrows of collectives."""
 
 
-class Shown(NamedTuple):
-    """The parts of a run to show.
+def served_events(run: Run | None) -> Iterator[Event]:
+    """Yield the events of all nodes, in microseconds from where the timeline begins.
 
-    Attributes:
-        ranks: worker -> its rank in the timeline.
-        world_size: ranks of the timeline.
-        origin_s: where the timeline begins, by the clock of the nodes.
-        since_s: the first moment to show, by the same.
+    Args:
+        run: those of the iterations that it shows; None or one without servers has none.
     """
-
-    ranks: Mapping[str, int]
-    world_size: int
-    origin_s: float
-    since_s: float
-
-
-def served_events(served: Served, shown: Shown) -> Iterator[Event]:
-    """Yield the events of all nodes, in microseconds from where the timeline begins."""
-    processes = {node: _process(node, served, shown) for node in served.messages}
+    if run is None or run.served is None:
+        return
+    served, origin_s = run.served, run.origin_s
+    since_s = origin_s if run.first else -math.inf
+    processes = {node: _process(node, served, run) for node in served.messages}
     for node, pid in processes.items():
         yield from _names(node, pid)
     names = key_names(served)
     seen = {
-        node: [m for m in mine if m.time_s >= shown.since_s]
-        for node, mine in served.messages.items()
+        node: [m for m in mine if m.time_s >= since_s] for node, mine in served.messages.items()
     }
     for node, mine in seen.items():
         for lane in ("sent", "received"):
             some = [m for m in mine if m.sends == (lane == "sent")]
-            yield from _slices(some, processes[node], lane, names, shown.origin_s)
+            yield from _slices(some, processes[node], lane, names, origin_s)
     for work in served.work:
-        if work.kind in _LANES and work.start_s >= shown.since_s:
-            start = nanoseconds(work.start_s - shown.origin_s)
-            end = nanoseconds(work.end_s - shown.origin_s)
+        if work.kind in _LANES and work.start_s >= since_s:
+            start = nanoseconds(work.start_s - origin_s)
+            end = nanoseconds(work.end_s - origin_s)
             event = _slice(names.get(work.key, f"key {work.key}"), processes[work.node], work.kind)
             args: Event = {"key": work.key, "version": work.number}
             args |= {"for": work.peer} if work.peer else {}
             yield event | {"ts": start / 1000, "dur": (end - start) / 1000, "args": args}
-    yield from _arrows(list(seen.values()), processes, names, shown.origin_s)
+    yield from _arrows(list(seen.values()), processes, names, origin_s)
 
 
-def _process(node: str, served: Served, shown: Shown) -> int:
+def _process(node: str, served: Served, run: Run) -> int:
+    first = run.timeline.world_size
     if node == SCHEDULER:
-        return shown.world_size + served.workers + served.servers
+        return first + served.workers + served.servers
     if node[0] == "s":
-        return shown.world_size + served.workers + int(node[1:])
+        return first + served.workers + int(node[1:])
     # A worker without a rank has a process of its own.
-    return shown.ranks.get(node, shown.world_size + int(node[1:]))
+    return run.ranks.get(node, first + int(node[1:]))
 
 
 def _names(node: str, pid: int) -> Iterator[Event]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from syncopate.artifacts.timelines.round_trip import RoundTrip
+from syncopate.tracing.run import Run
 from syncopate.tracing.served.places import places
 from syncopate.tracing.served.read import Served
 from syncopate.tracing.served.rows import Wired, Work
@@ -14,17 +15,14 @@ from syncopate.tracing.served.rows import Wired, Work
 _Slice = tuple[str, int, int]
 
 
-def round_trips(
-    served: Served, ranks: Mapping[str, int], carriers: Mapping[int, str], origin_s: float = 0.0
-) -> Iterator[RoundTrip]:
-    """Yield the round trips of all slices, as far as all of each was captured.
+def round_trips(run: Run) -> Iterator[RoundTrip]:
+    """Yield the round trips of slices in the iterations that a run shows.
 
-    Args:
-        served: what the nodes wrote.
-        ranks: worker, such as ``"w0"`` -> its rank; others are left out.
-        carriers: slice -> the name of the messages that carried it.
-        origin_s: its time from which times are counted.
+    Those that were captured whole, of workers with a rank, by the time of its timeline.
     """
+    served = run.served
+    if served is None:
+        return
     ends = {node: _ends(node, served) for node in served.messages if node != "scheduler"}
     updates: dict[tuple[str, int], list[Work]] = defaultdict(list)
     for work in served.work:
@@ -37,10 +35,10 @@ def round_trips(
                 one = (node, key, iteration)
                 complete[one] = max(complete.get(one, m.time_s), m.time_s)
     for worker, mine in ends.items():
-        if worker not in ranks:
+        if worker not in run.ranks:
             continue
         for (server, kind, key, iteration), pushed in mine.items():
-            if kind != "Push" or not pushed.sends or iteration < 0:
+            if kind != "Push" or not pushed.sends or iteration < run.first:
                 continue
             at = ends.get(server, {})
             three = [at.get((worker, each, key, iteration)) for each in ("Push", "Pull", "Weights")]
@@ -55,8 +53,8 @@ def round_trips(
                 pushed.queued_s, pushed.time_s, came.time_s, all_s, done_s, pulled.queued_s,
                 asked.time_s, left.queued_s, left.time_s, back.time_s,
             )  # fmt: skip
-            since_s = (time_s - origin_s for time_s in times_s)
-            place = ranks[worker], carriers.get(key, ""), server, key, iteration
+            since_s = (time_s - run.origin_s for time_s in times_s)
+            place = run.ranks[worker], run.carriers.get(key, ""), server, key, iteration
             yield RoundTrip(*place, back.nbytes, *since_s)
 
 
