@@ -136,22 +136,15 @@ class Bounds(NamedTuple):
         return ClockOffset(middle_s, float(np.median(np.abs(self.ends_s - middle_s))))
 
 
-def offset_bounds(
-    spans: Sequence[Iterable[Span]], together: Iterable[str]
-) -> list[tuple[float, float]]:
+def bounds_of_each(spans: Sequence[Iterable[Span]], together: Iterable[str]) -> list[Bounds]:
     """Return between what each rank's clock minus rank 0's must be, by what they did together.
 
-    See [Note: offsets without round trips]. Infinite where ranks did nothing together.
+    See [Note: offsets without round trips].
 
     Args:
         spans: per rank, its spans on its own clock.
         together: lanes of which nothing ends on a rank before it began on all others.
     """
-    return [one.between_s for one in bounds_of_each(spans, together)]
-
-
-def bounds_of_each(spans: Sequence[Iterable[Span]], together: Iterable[str]) -> list[Bounds]:
-    """Return the same of each rank, by each of what it did together with rank 0."""
     first: Spans | None = None
     order = np.empty(0, np.int64)
     found = []

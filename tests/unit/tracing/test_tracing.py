@@ -24,7 +24,7 @@ from syncopate.tracing import (
     spans_of,
     to_perfetto,
 )
-from syncopate.tracing.merge import offset_bounds
+from syncopate.tracing.merge import bounds_of_each
 
 
 def span(name: str, lane: str, rank: int, start_s: float, end_s: float, **fields: Any) -> Span:
@@ -121,14 +121,14 @@ class TestOffsetBounds:
         """Rank 1's clock is 50 s ahead; both do the same two collectives, of 1 and 0.2 s."""
         own = [span("b", "push", 0, 1.0, 2.0), span("b", "push", 0, 3.0, 3.2, iteration=1)]
         others = [span("b", "push", 1, 51.5, 52.0), span("b", "push", 1, 53.1, 53.2, iteration=1)]
-        bounds = offset_bounds([own, others], ("push",))
-        assert bounds[1] == pytest.approx((53.1 - 3.2, 53.2 - 3.0))
-        assert bounds[1][0] < 50.0 < bounds[1][1]
+        low_s, high_s = bounds_of_each([own, others], ("push",))[1].between_s
+        assert (low_s, high_s) == pytest.approx((53.1 - 3.2, 53.2 - 3.0))
+        assert low_s < 50.0 < high_s
 
     def test_nothing_together_is_no_bound(self) -> None:
         apart = [[span("b", "pull", 0, 1.0, 2.0)], [span("c", "pull", 1, 1.0, 2.0)]]
-        assert offset_bounds(apart, ("pull",))[1] == (-math.inf, math.inf)
-        assert offset_bounds(apart, ())[0] == (-math.inf, math.inf)
+        assert bounds_of_each(apart, ("pull",))[1].between_s == (-math.inf, math.inf)
+        assert bounds_of_each(apart, ())[0].between_s == (-math.inf, math.inf)
 
 
 def require_valid(events: list[dict[str, Any]]) -> None:

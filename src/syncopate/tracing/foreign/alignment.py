@@ -27,7 +27,7 @@ from syncopate.artifacts.timeline import Span
 from syncopate.tracing.foreign.ends import told
 from syncopate.tracing.foreign.iterations import iteration_of
 from syncopate.tracing.foreign.ranktrace import OF_ALL_RANKS, RankTrace
-from syncopate.tracing.merge import ClockOffset, offset_bounds
+from syncopate.tracing.merge import ClockOffset, bounds_of_each
 
 _TOGETHER = "wait"
 _ENDED_TOGETHER = ("all_reduce", "reduce_scatter", "all_gather")
@@ -45,39 +45,20 @@ def offsets(traces: Sequence[RankTrace]) -> tuple[ClockOffset, ...]:
         default=min((one.start_ns for trace in traces for one in trace.launches), default=0),
     )
     spans = [_spans(mine, origin_ns) for mine in turns]
-    bounds = offset_bounds(spans, (_TOGETHER,))
+    bounds = bounds_of_each(spans, (_TOGETHER,))
     ends = [_ends(trace) or _steps(mine) for trace, mine in zip(traces, turns, strict=True)]
     apart = len({trace.host or which for which, trace in enumerate(traces)}) == len(traces)
     if (apart or _of_a_table(traces)) and (known := told(traces)) is not None:
         return tuple(known)
     return tuple(
-        _of_kernels(trace, traces[0], mine, ends[0])
-        or _offset(trace, traces[0], between, _apart_ns(mine, ends[0]))
-        for trace, between, mine in zip(traces, bounds, ends, strict=True)
+        _offset(trace, traces[0], bound.between_s, _apart_ns(mine, ends[0]))
+        for trace, bound, mine in zip(traces, bounds, ends, strict=True)
     )
 
 
 def _of_a_table(traces: Sequence[RankTrace]) -> bool:
     """Say whether ranks are of a table, which may have times of several clocks."""
     return all(trace.host == trace.tool for trace in traces)
-
-
-def _of_kernels(
-    own: RankTrace, first: RankTrace, ends: dict[Hashable, int], others: dict[Hashable, int]
-) -> ClockOffset | None:
-    """Return what the kernels of collectives say, which all ranks end together; None: nothing.
-
-    The error is the median of how far single ones are from their median.
-    """
-    if own is first or _share_a_clock(own, first) or not (own.on_device and first.on_device):
-        return None
-    apart = _apart_ns(ends, others)
-    if not apart:
-        return None
-    middle_ns = statistics.median(apart)
-    off_ns = statistics.median(abs(one - middle_ns) for one in apart)
-    known = abs(middle_ns) > off_ns
-    return ClockOffset(middle_ns * 1e-9 if known else 0.0, max(off_ns, 1.0) * 1e-9)
 
 
 def _ends(trace: RankTrace) -> dict[Hashable, int]:
@@ -90,7 +71,6 @@ def _ends(trace: RankTrace) -> dict[Hashable, int]:
 
 
 def _steps(turns: dict[int, tuple[int, int]]) -> dict[Hashable, int]:
-    """Return when a rank began the step of each iteration."""
     return {number: step_ns for number, (_, step_ns) in turns.items()}
 
 
@@ -99,23 +79,24 @@ def _apart_ns(ends: dict[Hashable, int], others: dict[Hashable, int]) -> list[in
     return [end_ns - others[key] for key, end_ns in ends.items() if key in others]
 
 
-def _share_a_clock(own: RankTrace, other: RankTrace) -> bool:
-    return bool(own.host) and own.host == other.host
-
-
 def _offset(
     own: RankTrace, first: RankTrace, bounds_s: tuple[float, float], apart_ns: Sequence[int]
 ) -> ClockOffset:
-    if own is first or _share_a_clock(own, first):
+    if own is first or (own.host and own.host == first.host):
         return ClockOffset(0.0, 0.0)
+    middle_ns = off_ns = 0.0
+    if apart_ns:
+        middle_ns = statistics.median(apart_ns)
+        off_ns = statistics.median(abs(one - middle_ns) for one in apart_ns)
+        if own.on_device and first.on_device:
+            seconds = middle_ns * 1e-9 if abs(middle_ns) > off_ns else 0.0
+            return ClockOffset(seconds, max(off_ns, 1.0) * 1e-9)
     low_s, high_s = bounds_s
     if not math.isfinite(low_s) or low_s > high_s:
         return ClockOffset(0.0, math.inf)
     seconds = min(max(0.0, low_s), high_s)
     error_s = max(high_s - seconds, seconds - low_s)
     if apart_ns:
-        middle_ns = statistics.median(apart_ns)
-        off_ns = statistics.median(abs(one - middle_ns) for one in apart_ns)
         middle_s = middle_ns * 1e-9
         if seconds and low_s <= middle_s <= high_s:
             seconds = middle_s

@@ -17,7 +17,7 @@ from syncopate.artifacts.artifact import TOO_DEEP
 from syncopate.artifacts.faults import not_json
 from syncopate.artifacts.timeline import Timeline
 from syncopate.errors import ArtifactError, InvalidValueError
-from syncopate.reading import opened, read_whole
+from syncopate.reading import read_whole, readable
 from syncopate.tracing.foreign import flight, profiler
 from syncopate.tracing.foreign.assemble import timeline_of
 from syncopate.tracing.foreign.chrome.events import EVENTS
@@ -50,12 +50,9 @@ def is_document(path: str | os.PathLike[str]) -> bool:
     Raises:
         ArtifactError: it cannot be read.
     """
-    try:
-        with opened(path) as file:
-            begin = file.read(64)
-            packed = isinstance(file, GzipFile)
-    except (OSError, EOFError, zlib.error) as error:
-        raise ArtifactError(path, f"cannot be read: {_reason(error)}") from None
+    with readable(path) as file:
+        begin = file.read(64)
+        packed = isinstance(file, GzipFile)
     if packed:
         return not has_name_of_table(path)
     if not begin and Path(path).suffix == ".json":
@@ -122,13 +119,10 @@ def profile_paths(directory: str | os.PathLike[str]) -> list[Path]:
 
 
 def _is_profile(path: Path) -> bool:
-    try:
-        with opened(path) as file:
-            begins = file.read(_BEGIN_BYTES)
-            file.seek(0)
-            return _is_trace(file, begins)
-    except (OSError, EOFError, zlib.error) as error:
-        raise ArtifactError(path, f"cannot be read: {_reason(error)}") from None
+    with readable(path) as file:
+        begins = file.read(_BEGIN_BYTES)
+        file.seek(0)
+        return _is_trace(file, begins)
 
 
 def read_directory(directory: str | os.PathLike[str], last: int) -> Timeline:
@@ -196,19 +190,16 @@ def _of_last(paths: Sequence[Path]) -> tuple[list[_Recorded], list[str]]:
 
 
 def _read(path: str | os.PathLike[str]) -> Timeline | RankTrace:
-    try:
-        with opened(path) as file:
-            begins = file.read(_BEGIN_BYTES)
-            file.seek(0)
-            if not begins.strip():
-                raise ArtifactError(path, f"it is empty; expected {READABLE}")
-            if _TIMELINE.match(begins):
-                return Timeline.from_file(file, path)
-            if _is_trace(file, begins):
-                return profiler.read_trace(file, path)
-            data = file.read()
-    except (OSError, EOFError, zlib.error) as error:
-        raise ArtifactError(path, f"cannot be read: {_reason(error)}") from None
+    with readable(path) as file:
+        begins = file.read(_BEGIN_BYTES)
+        file.seek(0)
+        if not begins.strip():
+            raise ArtifactError(path, f"it is empty; expected {READABLE}")
+        if _TIMELINE.match(begins):
+            return Timeline.from_file(file, path)
+        if _is_trace(file, begins):
+            return profiler.read_trace(file, path)
+        data = file.read()
     if _kind(data) == Timeline.KIND:
         return Timeline.from_json(data, path)
     if _RECORDED.search(data, 0, _LOOK_BYTES):  # which may be damaged
@@ -235,10 +226,6 @@ def _is_trace(file: IO[bytes], begins: bytes) -> bool:
         pass  # reading the file raises, and says so
     file.seek(0)
     return found
-
-
-def _reason(error: Exception) -> object:
-    return getattr(error, "strerror", None) or error
 
 
 class _Kind(msgspec.Struct):
