@@ -125,16 +125,13 @@ def whole_blocks(file: BinaryIO, at: int) -> tuple[list[tuple[bytes, bytes]], in
         The kind and payload of each block that is not damaged; and where they end.
     """
     file.seek(at)
-    data, place = file.read(), 0
+    end = 0
     found: list[tuple[bytes, bytes]] = []
-    while (begin := place if _frame_at(data, place) else _first(data, place + 1)) is not None:
-        block = _block_at(data, begin)
-        if block is None:
-            break
+    for block in _blocks_in(file.read(), 0):
         if block.payload is not None:
             found.append((block.kind, block.payload))
-        place = block.end
-    return found, at + place
+        end = block.end
+    return found, at + end
 
 
 def read_blocks(path: str | os.PathLike[str]) -> tuple[bytes, Blocks]:
@@ -167,10 +164,24 @@ class _Block(NamedTuple):
 
     kind: bytes
     number: int
+    nbytes: int
     before: int
     span: tuple[int, int]
     end: int
     payload: bytes | None
+
+
+def _blocks_in(data: bytes, at: int) -> Iterator[_Block]:
+    """Yield the blocks of a file of version 2 from a place on, up to one that is not whole."""
+    while (place := at if _frame_at(data, at) else _first(data, at + 1)) is not None:
+        _, kind, number, nbytes, before, first, last, checksum, _ = _FRAME.unpack_from(data, place)
+        at = place + _FRAME.size + nbytes
+        payload = data[at - nbytes : at]
+        if len(payload) < nbytes:
+            return
+        whole = zlib.crc32(payload) == checksum
+        span = first, last
+        yield _Block(kind, number, nbytes, before, span, at, payload if whole else None)
 
 
 def _blocks(
@@ -182,10 +193,7 @@ def _blocks(
     lost: list[tuple[int, int]] = []
     expected = count = lost_blocks = 0
     newest, since = -1, None  # since: the iteration from which on records are missing
-    while (place := at if _frame_at(data, at) else _first(data, at + 1)) is not None:
-        block = _block_at(data, place)
-        if block is None:
-            break
+    for block in _blocks_in(data, at):
         first, last = block.span
         lost_blocks += max(block.number - expected, 0)
         if block.before > count and since is None:
@@ -193,19 +201,17 @@ def _blocks(
         if since is not None and first >= 0:
             lost.append((first if since < 0 else since, first))
             since = None
-        count = block.before
+        count = block.before + block.nbytes // ROW.itemsize * (block.kind == RECORDS)
         if block.payload is None:
             lost_blocks += 1
             lost += [block.span] if last >= 0 else []
             since = newest if block.kind == RECORDS and last < 0 else since
-            count += (block.end - place - _FRAME.size) // ROW.itemsize * (block.kind == RECORDS)
         elif block.kind == HEADER:
             line = block.payload
         elif block.kind == NOTE:
             notes.append(_note(path, block.payload))
         elif block.kind == RECORDS:
             records.append(block.payload)
-            count += len(block.payload) // ROW.itemsize
         newest = max(newest, last)
         expected, at = block.number + 1, block.end
     if since is not None and newest >= 0:
@@ -240,21 +246,6 @@ def _frame_at(data: bytes, at: int) -> tuple[Any, ...] | None:
         return None
     fields = _FRAME.unpack_from(data, at)
     return fields if zlib.crc32(data[at : at + _CHECKED]) == fields[-1] else None
-
-
-def _block_at(data: bytes, at: int) -> _Block | None:
-    """Return the block at a place; None where there is no frame, or the file ends in it."""
-    fields = _frame_at(data, at)
-    if fields is None:
-        return None
-    _, kind, number, length, before, first, last, checksum, _ = fields
-    begin = at + _FRAME.size
-    payload = data[begin : begin + length]
-    if len(payload) < length:
-        return None
-    whole = zlib.crc32(payload) == checksum
-    end = begin + length
-    return _Block(kind, number, before, (first, last), end, payload if whole else None)
 
 
 class _Version(msgspec.Struct):

@@ -19,7 +19,7 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
@@ -165,7 +165,7 @@ class Capture:
         """
         if self.active:
             return
-        _require_alone(self)
+        _require_alone(self.directory, self)
         self.active = True
         self._pauses.begin()
         _current[:] = [self]
@@ -342,7 +342,7 @@ def trace(
     for capture in _current:
         if capture.active and os.path.realpath(capture.directory) == path:
             return capture
-        _require_alone(None, path)
+        _require_alone(path)
     capture = Capture(directory, keep=keep)
     capture.start()
     return capture
@@ -378,7 +378,7 @@ def pause(name: str) -> Iterator[None]:
             capture.paused(name, start_s, end_s)
 
 
-def _require_alone(own: Capture | None, directory: str | os.PathLike[str] = "") -> None:
+def _require_alone(directory: str | os.PathLike[str], own: Capture | None = None) -> None:
     """Refuse a second capture at the same time.
 
     Raises:
@@ -387,8 +387,7 @@ def _require_alone(own: Capture | None, directory: str | os.PathLike[str] = "") 
     for capture in _current:
         if capture.active and capture is not own:
             rule = f"{capture.directory}, to which this process captures already; or stop() that"
-            given = os.fspath(directory if own is None else own.directory)
-            raise InvalidValueError("directory", given, rule)
+            raise InvalidValueError("directory", os.fspath(directory), rule)
 
 
 def wanted() -> bool:
@@ -418,12 +417,7 @@ def current() -> Capture | None:
 def enrol(subject: Traced) -> None:
     """Register a training, which is captured now or when a capture begins."""
     _subjects.add(subject)
-    if (capture := current()) is None or not capture.active:
-        return
-    try:
-        capture._attach(subject)
-    except ArtifactError as error:  # ranks have met already: one that raised would leave the others
-        _log.warning("%s; nothing is captured", error)
+    _begin(lambda capture: capture._attach(subject))
 
 
 def dismiss(subject: Traced) -> None:
@@ -435,10 +429,14 @@ def dismiss(subject: Traced) -> None:
 def enrol_node(node: TracedNode) -> None:
     """Register a node of a parameter server, which is captured now or when a capture begins."""
     _nodes.add(node)
+    _begin(lambda capture: capture._attach_node(node))
+
+
+def _begin(attach: Callable[[Capture], None]) -> None:
     if (capture := current()) is None or not capture.active:
         return
     try:
-        capture._attach_node(node)
+        attach(capture)
     except ArtifactError as error:  # the others are there already, and would wait for it
         _log.warning("%s; nothing is captured", error)
 

@@ -13,18 +13,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from syncopate.errors import InvalidValueError
 
-LAST_VARIABLE = "SYNCOPATE_TRACE_LAST"
-EVERY_VARIABLE = "SYNCOPATE_TRACE_EVERY"
-LIMIT_VARIABLE = "SYNCOPATE_TRACE_LIMIT_BYTES"
-"""The environment variables that say what a capture keeps."""
+T = TypeVar("T")
 
 EVERY = 100
 LIMIT_BYTES = 256 << 20
@@ -95,37 +91,33 @@ def retention(
     last: int | None = None,
     every: int | None = None,
     limit_bytes: int | None = None,
-    environment: Mapping[str, str] = os.environ,
     limit_bytes_default: int = LIMIT_BYTES,
 ) -> Retention:
     """Return the settings: as given, else from the environment, else the defaults.
+
+    The variables are ``SYNCOPATE_TRACE_LAST``, ``_EVERY`` and ``_LIMIT_BYTES``.
 
     Args:
         last: see :class:`Retention`; None: not given.
         every: likewise.
         limit_bytes: likewise.
-        environment: of this process.
         limit_bytes_default: the limit where nothing is said.
 
     Raises:
         InvalidValueError: no number, or one out of range.
     """
-    kept = _chosen("last", last, LAST_VARIABLE, 1, environment)
-    sampled = _chosen("every", every, EVERY_VARIABLE, 0, environment)
-    limit = _chosen("limit_bytes", limit_bytes, LIMIT_VARIABLE, _LEAST_LIMIT_BYTES, environment)
     return Retention(
-        kept,
-        EVERY if sampled is None else sampled,
-        limit_bytes_default if limit is None else limit,
+        _chosen("last", last, 1, None),
+        _chosen("every", every, 0, EVERY),
+        _chosen("limit_bytes", limit_bytes, _LEAST_LIMIT_BYTES, limit_bytes_default),
     )
 
 
-def _chosen(
-    name: str, given: int | None, variable: str, least: int, environment: Mapping[str, str]
-) -> int | None:
-    text = environment.get(variable, "") if given is None else str(given)
+def _chosen(name: str, given: int | None, least: int, otherwise: T) -> int | T:
+    variable = f"SYNCOPATE_TRACE_{name.upper()}"
+    text = os.environ.get(variable, "") if given is None else str(given)
     if not text:
-        return None
+        return otherwise
     if not text.isdecimal() or not least <= int(text) <= _LARGEST:
         what, value = (variable, text) if given is None else (name, given)
         raise InvalidValueError(what, value, f"an integer >= {least}")
