@@ -11,18 +11,15 @@ as the format wants.
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from syncopate.artifacts.plan import SERVED
 from syncopate.artifacts.timeline import LANES, Span, Timeline
-from syncopate.output import write_output
 from syncopate.units import format_count
 
 _COMMUNICATION = ("push", "pull")
@@ -31,14 +28,11 @@ Event = dict[str, Any]
 """One event of the format."""
 
 
-def to_perfetto(
-    timeline: Timeline, *, flows: bool = True, beside: Iterable[dict[str, Any]] = ()
-) -> bytes:
+def to_perfetto(timeline: Timeline, beside: Iterable[dict[str, Any]] = ()) -> bytes:
     """Return ``timeline`` as UTF-8 Chrome JSON.
 
     Args:
         timeline: measured or simulated.
-        flows: whether to draw arrows between the ranks of one collective.
         beside: further events, as of :mod:`syncopate.tracing.served.perfetto`.
     """
     threads = _threads(_place(timeline.kept))
@@ -46,7 +40,7 @@ def to_perfetto(
     for (rank, tid), (_, placed) in threads.items():
         events.extend(_complete(one, rank, tid) for one in placed)
     events.extend(_under_way(timeline.world_size, threads))
-    if flows and timeline.metadata.get("exchange") != SERVED:
+    if timeline.metadata.get("exchange") != SERVED:
         events.extend(_arrows(threads))
     events.extend(beside)
     # What came before the first span begins the file.
@@ -61,15 +55,6 @@ def to_perfetto(
         "otherData": {"name": timeline.name, "source": timeline.source} | timeline.metadata,
     }
     return msgspec.json.encode(document) + b"\n"
-
-
-def save_perfetto(timeline: Timeline, path: str | os.PathLike[str]) -> Path:
-    """Write ``timeline`` as Chrome JSON; return the path.
-
-    Raises:
-        ArtifactError: the file cannot be written.
-    """
-    return write_output(path, to_perfetto(timeline))
 
 
 class _Placed(NamedTuple):

@@ -98,9 +98,6 @@ class Recorder:
         self._first = self._count = 0
         self._lock = threading.Lock()
 
-    def __len__(self) -> int:
-        return self._count
-
     def add(self, events: Sequence[Event]) -> bool:
         """Note events that belong together: all of them, or none where there is no room.
 

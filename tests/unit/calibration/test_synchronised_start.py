@@ -8,7 +8,7 @@ import pytest
 
 from syncopate.calibration import timing
 from syncopate.calibration.timing import SynchronisedStart
-from syncopate.tracing import ClockOffset
+from syncopate.tracing.merge import ClockOffset
 
 OFFSETS = (ClockOffset(0.0, 0.0), ClockOffset(50.0, 0.001))
 

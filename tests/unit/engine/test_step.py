@@ -11,8 +11,8 @@ from syncopate.artifacts.timeline import Span
 from syncopate.engine import step as step_module
 from syncopate.engine.step import Sent, Step, StepRecorder
 from syncopate.recipe import Recipe
-from syncopate.tracing import Recorder, spans_of
 from syncopate.tracing.clocks import HostClock
+from syncopate.tracing.recorder import Recorder, spans_of
 
 SKEW_S = 1000.0
 """How far the clock of the stamps is behind that of the host."""

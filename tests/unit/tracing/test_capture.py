@@ -16,9 +16,10 @@ from msgspec.structs import replace
 from syncopate.analysis.causes.explanation import explanation
 from syncopate.analysis.evidence.links import recorded
 from syncopate.errors import ArtifactError, InvalidValueError
-from syncopate.tracing import ClockOffset, Event, capture
+from syncopate.tracing import capture
 from syncopate.tracing.capture import Capture, Member, trace
-from syncopate.tracing.recorder import RECORD, Recorder
+from syncopate.tracing.merge import ClockOffset
+from syncopate.tracing.recorder import RECORD, Event, Recorder
 from syncopate.tracing.retention import Retention
 from syncopate.tracing.run import read_run
 from syncopate.tracing.trace_file import Header, TraceWriter, read_trace
@@ -209,7 +210,7 @@ def test_a_disk_that_hangs_holds_up_neither_notes_nor_the_end(
     for iteration in range(1, 9):
         subject.step(iteration, 1.0, 2.0)
     one.note({"plan": "g"})
-    assert len(one.recorder) <= 4
+    assert len(one.recorder.records()) <= 4
     one.active = True
     with caplog.at_level(logging.WARNING, logger="syncopate"):
         one.stop()
@@ -433,7 +434,7 @@ def test_another_process_writes_nothing(tmp_path: Path) -> None:
     subject.step(0, 1.0, 2.0)
     one.active, one._process = True, os.getpid() + 1
     one.stop()
-    assert len(one.recorder) == 2
+    assert len(one.recorder.records()) == 2
     one._process = os.getpid()
     one.stop()
     assert len(read_trace(tmp_path / "rank-0.trace").records) == 2

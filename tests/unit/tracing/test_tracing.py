@@ -6,7 +6,6 @@ import json
 import math
 import threading
 from collections import defaultdict
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,16 +14,9 @@ from hypothesis import strategies as st
 
 from syncopate.artifacts.timeline import LANES, Span, Timeline
 from syncopate.errors import InvalidValueError, UnknownNameError
-from syncopate.tracing import (
-    Event,
-    Recorder,
-    clock_offset,
-    merge,
-    save_perfetto,
-    spans_of,
-    to_perfetto,
-)
-from syncopate.tracing.merge import bounds_of_each
+from syncopate.tracing.merge import bounds_of_each, clock_offset, merge
+from syncopate.tracing.perfetto import to_perfetto
+from syncopate.tracing.recorder import Event, Recorder, spans_of
 
 
 def span(name: str, lane: str, rank: int, start_s: float, end_s: float, **fields: Any) -> Span:
@@ -52,7 +44,7 @@ class TestRecorder:
             if number % 2:
                 seen += [row["start_s"] for row in recorder.take()]
         assert seen == [float(number) for number in range(8) for _ in range(2)]
-        assert (len(recorder), recorder.dropped) == (2, 0)
+        assert (len(recorder.records()), recorder.dropped) == (2, 0)
 
     def test_what_there_is_no_room_for_is_counted_and_steps_stay_whole(self) -> None:
         recorder = Recorder(capacity=3)
@@ -79,7 +71,7 @@ class TestRecorder:
             thread.start()
         for thread in threads:
             thread.join()
-        assert len(recorder) == 800
+        assert len(recorder.records()) == 800
 
 
 class TestMerge:
@@ -241,17 +233,8 @@ class TestPerfetto:
         arrows = [(e["ph"], e["pid"]) for e in events if e["ph"] in "sf"]
         assert arrows == [("s", 0), ("f", 1), ("s", 1), ("f", 2)]
 
-    def test_arrows_can_be_left_out(self) -> None:
-        spans = [span("b", "push", r, 0.0, 1.0) for r in range(2)]
-        events = json.loads(to_perfetto(timeline(spans), flows=False))["traceEvents"]
-        assert not [e for e in events if e["ph"] in "sf"]
-
     def test_empty(self) -> None:
         require_valid(json.loads(to_perfetto(timeline([])))["traceEvents"])
-
-    def test_save(self, tmp_path: Path) -> None:
-        path = save_perfetto(timeline([span("a", "wait", 1, 0.0, 1.0)]), tmp_path / "t.json")
-        require_valid(json.loads(path.read_bytes())["traceEvents"])
 
     @given(
         st.lists(

@@ -26,6 +26,7 @@ from syncopate.cli.demo.trainer import Trainer, Wrap, optimizer_of, with_ddp, wi
 from syncopate.collectives import Communicator
 from syncopate.engine.selfplan.contest import alike
 from syncopate.errors import InvalidValueError, SyncopateError
+from syncopate.output import write_output
 from syncopate.planning import compare, make_plan
 from syncopate.profiling.profile import profile
 from syncopate.reports.terminal import (
@@ -35,7 +36,7 @@ from syncopate.reports.terminal import (
     workload_report,
 )
 from syncopate.runs.page import report
-from syncopate.tracing import save_perfetto
+from syncopate.tracing.perfetto import to_perfetto
 from syncopate.units import format_seconds
 from syncopate.zoo import digits, resnet20
 
@@ -308,7 +309,7 @@ def _concluded(
     """Save what was found; say it in short, what to do next, and last which page to open."""
     folder = settings.output
     timeline.save(folder / "timeline.json")
-    save_perfetto(timeline, folder / "trace.json")
+    write_output(folder / "trace.json", to_perfetto(timeline))
     result.save(folder / "demo.json")
     console = out()
     console.print(Text("\nIn short", style="bold cyan"))

@@ -200,9 +200,6 @@ class RowQueue:
         self._capacity = capacity
         self._lock = threading.Lock()
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
     def add(self, row: Row) -> None:
         """Note a row, or count it where there is no room."""
         if len(self._rows) < self._capacity:

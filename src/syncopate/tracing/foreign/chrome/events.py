@@ -48,7 +48,6 @@ class Args(msgspec.Struct, gc=False):
     stream: Any = None
     collective: Any = msgspec.field(default=None, name="Collective name")
     elements: Any = msgspec.field(default=None, name="In msg nelems")
-    group_size: Any = msgspec.field(default=None, name="Group size")
     dtype: Any = None
     group: Any = msgspec.field(default=None, name="Process Group Name")
     group_kind: Any = msgspec.field(default=None, name="Process Group Description")

@@ -37,7 +37,7 @@ _MOST = Decimal(10) ** 30
 """No number of a table is as large."""
 
 
-def is_table(path: str | os.PathLike[str], mapping: Mapped | None = None) -> bool:
+def is_table(path: str | os.PathLike[str]) -> bool:
     """Say whether a file is a table: Parquet, or text whose first line has the needed columns.
 
     Raises:
@@ -48,7 +48,7 @@ def is_table(path: str | os.PathLike[str], mapping: Mapped | None = None) -> boo
         return True
     header = _header(_first_line(begins.decode("utf-8-sig", "replace")))
     try:
-        places_of(path, header, mapping or Mapped())
+        places_of(path, header, Mapped())
     except ArtifactError:
         return False
     return True
@@ -120,9 +120,7 @@ def _rank(
         marks = tuple(sorted((at_ns - 1, number) for number, at_ns in begun.items()))
     else:
         marks = tuple(by_updates(work))
-    trace = RankTrace(
-        rank, size, TOOL, tuple(launches), tuple(work), marks, numbered=bool(told), host=TOOL
-    )
+    trace = RankTrace(rank, size, TOOL, tuple(launches), tuple(work), marks, host=TOOL)
     wrong = sum(row.end_ns < row.start_ns for row in rows)
     if wrong:
         trace = trace._replace(notes=(f"{wrong} rows end before they begin, and count as 0",))
