@@ -20,6 +20,7 @@ from typing import Any
 from syncopate.artifacts.cluster import MAX_RANKS
 from syncopate.artifacts.timeline import Group
 from syncopate.errors import ArtifactError
+from syncopate.tracing.foreign.chrome.names import collective_of
 from syncopate.tracing.foreign.ranktrace import Launch, RankTrace, Work, are_integers, nbytes_of
 from syncopate.tracing.foreign.recording.recorded import RecordedRank
 from syncopate.tracing.foreign.turns import forwards_and_backwards
@@ -27,19 +28,6 @@ from syncopate.tracing.foreign.turns import forwards_and_backwards
 TOOL = "torch's flight recorder"
 BETWEEN_STEPS = "input, forward, backward"
 """What a rank does from a step to its last collective, where nothing tells these three apart."""
-
-_COLLECTIVES = {
-    "_all_gather_base": "all_gather",
-    "all_gather_into_tensor": "all_gather",
-    "_allgather_base": "all_gather",
-    "_reduce_scatter_base": "reduce_scatter",
-    "reduce_scatter_tensor": "reduce_scatter",
-    "allreduce_coalesced": "all_reduce",
-    "sparse_all_reduce": "all_reduce",
-    "recvAnySource": "recv",
-    "all_to_all_single": "all_to_all",
-}
-"""The same collective under several names."""
 
 _FIELDS = {"pg_config": dict, "entries": list}
 """The fields of a dump that are read, and what each is."""
@@ -180,7 +168,7 @@ def _numbered(launches: Iterable[Launch]) -> Iterator[Launch]:
 
 
 def _launch(entry: Mapping[str, Any], groups: Mapping[str, Group]) -> Launch:
-    collective = _collective(str(entry["profiling_name"]))
+    kind = str(entry["profiling_name"]).partition(":")[2].partition(" ")[0]
     name, description = (str(one) for one in entry["process_group"])
     group = groups.get(name)
     if group is None:  # that of all ranks has a name of its own in the configuration
@@ -195,7 +183,7 @@ def _launch(entry: Mapping[str, Any], groups: Mapping[str, Group]) -> Launch:
     start_ns = int(entry["time_created_ns"])
     return Launch(
         None if entry["is_p2p"] else (group.key, int(entry["collective_seq_id"])),
-        collective,
+        collective_of(kind) or kind.lower(),
         group,
         start_ns,
         None if done is None else max(int(done), start_ns),
@@ -204,9 +192,3 @@ def _launch(entry: Mapping[str, Any], groups: Mapping[str, Group]) -> Launch:
         str(entry["profiling_name"]),
         integers=are_integers(entry["input_dtypes"]),
     )
-
-
-def _collective(name: str) -> str:
-    """Return the collective of a name such as ``"nccl:_all_gather_base"``."""
-    own = name.partition(":")[2].partition(" ")[0]
-    return _COLLECTIVES.get(own, own.lower())
