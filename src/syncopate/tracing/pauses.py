@@ -20,7 +20,7 @@ from syncopate.tracing.recorder import COMPUTING, UNPLACED, Event, Records
 SHORTEST_S = 5e-4
 """Garbage collections that take less are not noted: there are thousands of them."""
 
-_INPUT, _COLLECTION, *_ = PAUSES
+_COLLECTION = PAUSES[1]
 _CAPACITY = 4096
 
 

@@ -24,7 +24,7 @@ from syncopate.tracing.foreign.chrome.places import places_of
 from syncopate.tracing.foreign.fitted import fitted_ends
 from syncopate.tracing.foreign.iterations import iteration_of, iterations
 from syncopate.tracing.foreign.labels import split
-from syncopate.tracing.foreign.ranktrace import LANE_OF, OF_ALL_RANKS, Launch, RankTrace
+from syncopate.tracing.foreign.ranktrace import BETWEEN_TWO, LANE_OF, OF_ALL_RANKS, RankTrace
 from syncopate.tracing.merge import ClockOffset, merge
 from syncopate.units import format_seconds
 
@@ -190,21 +190,15 @@ def _moved(trace: RankTrace, by_ns: int) -> RankTrace:
 
 
 def _origin_ns(traces: Sequence[RankTrace]) -> int:
-    origin_ns = min(_moments(traces), default=None)
-    if origin_ns is None:
+    starts_ns = [one.start_ns for trace in traces for one in trace.launches[:1]]
+    starts_ns += [one.start_ns for trace in traces for one in trace.work]
+    if not starts_ns:
         rule = "at least one collective or step of an optimizer"
         raise InvalidValueError("the ranks' recording", "empty", rule)
-    return origin_ns
-
-
-def _moments(traces: Sequence[RankTrace]) -> Iterator[int]:
-    for trace in traces:
-        yield from (launch.start_ns for launch in trace.launches[:1])
-        yield from (work.start_ns for work in trace.work)
+    return min(starts_ns)
 
 
 def _iterations(trace: RankTrace, found: dict[Hashable, int]) -> list[int]:
-    """Return the iteration of each launch of a rank."""
     if trace.marks:
         return [iteration_of(trace, launch) for launch in trace.launches]
     numbers, last = [], 0
@@ -269,23 +263,18 @@ def _collectives(
     for launch, number, place in zip(trace.launches, numbers, places, strict=True):
         bucket = launch.collective == "all_reduce" and exchange == "allreduce"
         what = "bucket" if bucket else launch.collective
-        channel = channels[launch.group.key]
+        end_ns = least.get(launch.key, 0) if launch.end_ns is None else launch.end_ns
         yield Span(
             name=BESIDE if bucket and launch.integers else f"{what} {place}",
             lane=LANE_OF.get(launch.collective, "push"),
             rank=trace.rank,
             start_s=launch.start_ns * 1e-9,
-            end_s=_end_ns(launch, least) * 1e-9,
+            end_s=max(end_ns, launch.start_ns) * 1e-9,
             iteration=number,
-            channel=channel,
+            channel=channels[launch.group.key],
             nbytes=launch.nbytes,
             detail=launch.detail,
         )
-
-
-def _end_ns(launch: Launch, least: dict[Hashable, int]) -> int:
-    end_ns = least.get(launch.key, 0) if launch.end_ns is None else launch.end_ns
-    return max(end_ns, launch.start_ns)
 
 
 def _exchange(traces: Sequence[RankTrace]) -> str:
@@ -326,8 +315,8 @@ def _notes(
             f"up to {most} earlier collectives of a rank were forgotten; `syncopate record "
             "--entries` and TORCH_FR_BUFFER_SIZE say how many are kept"
         )
-    used = {launch.collective for trace in traces for launch in trace.launches}
-    if {"send", "recv"} & used and "backward" in lanes:
+    between_two = any(one.collective in BETWEEN_TWO for trace in traces for one in trace.launches)
+    if between_two and "backward" in lanes:
         notes.append(
             "ranks send to each other (send, recv): they are taken to be the stages of a pipeline"
         )

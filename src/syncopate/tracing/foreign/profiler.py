@@ -37,11 +37,18 @@ import msgspec
 from syncopate.artifacts.timeline import Group
 from syncopate.errors import ArtifactError
 from syncopate.tracing.foreign.chrome import device, sharded
-from syncopate.tracing.foreign.chrome.events import NOTHING, Args, Event, read_events
+from syncopate.tracing.foreign.chrome.events import NOTHING, Args, Event, number_of, read_events
 from syncopate.tracing.foreign.chrome.gradients import ACCUMULATED, gradients_of
 from syncopate.tracing.foreign.chrome.names import collective_of_call
 from syncopate.tracing.foreign.iterations import iteration_of
-from syncopate.tracing.foreign.ranktrace import Launch, RankTrace, Work, are_integers, nbytes_of
+from syncopate.tracing.foreign.ranktrace import (
+    BETWEEN_TWO,
+    Launch,
+    RankTrace,
+    Work,
+    are_integers,
+    nbytes_of,
+)
 
 TOOL = "torch.profiler"
 
@@ -84,10 +91,10 @@ def read_trace(file: IO[bytes], path: str | os.PathLike[str]) -> RankTrace:
         gradients = sharded.of_units(gradients, chrome.events, seen, seen if kernels else phases)
     ranks = [rank for group in groups.values() for rank in group.ranks]
     ranks += [rank for launch in launches for rank in launch.group.ranks]
-    rank = _number(about.get("rank"), -1)
+    rank = number_of(about.get("rank"), -1)
     trace = RankTrace(
         rank,
-        max(_number(about.get("world_size"), 0), max(ranks, default=-1) + 1),
+        max(number_of(about.get("world_size"), 0), max(ranks, default=-1) + 1),
         TOOL,
         tuple(sorted(launches, key=lambda launch: launch.start_ns)),
         tuple(phases),
@@ -108,14 +115,6 @@ def read_trace(file: IO[bytes], path: str | os.PathLike[str]) -> RankTrace:
         )
         raise ArtifactError(path, reason, "$.traceEvents")
     return keyed(_within(trace))
-
-
-def _number(value: Any, otherwise: int) -> int:
-    """Return a number that a file may have as a text, or not at all."""
-    try:
-        return otherwise if value is None else int(value)
-    except (TypeError, ValueError, OverflowError):
-        return otherwise
 
 
 def _wanted(cat: str, name: str) -> bool:
@@ -184,7 +183,7 @@ def _marks(events: Iterable[Event], phases: Sequence[Work]) -> list[tuple[int, i
         if found and event.cat != _ON_DEVICE:
             # A moment's own nanosecond still belongs to the iteration before it.
             # Files that are written here say it beside, where names count from 1.
-            number = _number(event.args.iteration, int(found[1]))
+            number = number_of(event.args.iteration, int(found[1]))
             steps.setdefault(number, event.start_ns - 1)
     if steps:
         return sorted((start_ns, number) for number, start_ns in steps.items())
@@ -275,16 +274,11 @@ def _types(args: Args) -> list[str]:
 
 def keyed(trace: RankTrace) -> RankTrace:
     """Return a rank whose collectives have keys: the k-th of its kind in its iteration."""
-    return trace._replace(launches=tuple(_keyed(trace)))
-
-
-def _keyed(trace: RankTrace) -> Iterator[Launch]:
-    """Yield the collectives of a rank with keys: the k-th of its kind in its iteration."""
     seen: Counter[Hashable] = Counter()
+    launches: list[Launch] = []
     for launch in trace.launches:
-        if launch.collective in ("send", "recv"):
-            yield launch
-            continue
         kind = (iteration_of(trace, launch), launch.group.key, launch.collective)
-        yield launch._replace(key=(*kind, seen[kind]))
+        known = launch.collective not in BETWEEN_TWO
+        launches.append(launch._replace(key=(*kind, seen[kind])) if known else launch)
         seen[kind] += 1
+    return trace._replace(launches=tuple(launches))

@@ -38,8 +38,6 @@ _LOOK_BYTES = 1 << 17
 _MOST_TRIES = 8
 """Pieces that are joined before what cannot be decoded counts as damaged."""
 
-_NOT_UTF8 = "utf-8"
-
 
 class Args(msgspec.Struct, gc=False):
     """The arguments of an event that are read here."""
@@ -132,7 +130,7 @@ def read_events(
     pieces = _Pieces(path, wanted, place=opens.end())
     rest = pieces.read(text[opens.end() :], file)
     about = {} if array else pieces.about(head, rest)
-    base_ns = _whole(about.get("baseTimeNanoseconds"))
+    base_ns = number_of(about.get("baseTimeNanoseconds"), 0)
     if base_ns:
         pieces.events = [
             one._replace(start_ns=one.start_ns + base_ns, end_ns=one.end_ns + base_ns)
@@ -321,7 +319,7 @@ def _key(value: Any) -> Any:
 
 def _utf8(text: bytes) -> bytes:
     """Return a text with what is no UTF-8 in it replaced: names may have been cut in a letter."""
-    return text if text.isascii() else text.decode(_NOT_UTF8, "replace").encode()
+    return text if text.isascii() else text.decode("utf-8", "replace").encode()
 
 
 def _end_of_events(text: bytes) -> int | None:
@@ -341,8 +339,9 @@ def _end_of_events(text: bytes) -> int | None:
     return None
 
 
-def _whole(value: Any) -> int:
+def number_of(value: Any, otherwise: int) -> int:
+    """Return a number that a file may have as a text, or not at all."""
     try:
-        return int(value or 0)
+        return otherwise if value is None else int(value)
     except (TypeError, ValueError, OverflowError):
-        return 0
+        return otherwise

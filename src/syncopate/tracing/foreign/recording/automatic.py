@@ -52,7 +52,7 @@ def begin() -> None:
     if not _current:
         directory = os.environ.get(capture.VARIABLE, "")
         keep = retention(limit_bytes_default=LIMIT_BYTES)
-        entries = reserve(os.environ, default=RING)
+        entries = reserve(os.environ)
         _current.append(AutomaticRecording(directory, entries, keep))
 
 
@@ -155,7 +155,7 @@ class AutomaticRecording:
     def _write_on(self) -> None:
         assert self._member is not None
         # By the wall clock, which ranks share; a clock that is set makes one writing more.
-        look_s, turn = EVERY_S / _LOOK, _turn(EVERY_S)
+        look_s, turn = EVERY_S / _LOOK, _turn()
         rest_until_s, seen, written = 0.0, 0, 0
         while not self._ends.wait(look_s - time.time() % look_s):
             if capture.writing():
@@ -165,9 +165,9 @@ class AutomaticRecording:
             new, by_next = launched - written, launched - seen
             seen = launched
             fills = new + by_next > _FULL * self._entries
-            if (_turn(EVERY_S) == turn and not fills) or time.monotonic() < rest_until_s:
+            if (_turn() == turn and not fills) or time.monotonic() < rest_until_s:
                 continue
-            turn, written = _turn(EVERY_S), launched
+            turn, written = _turn(), launched
             self._write(self._member)
             rest_until_s = time.monotonic() + self._took_s / _SHARE
 
@@ -184,23 +184,19 @@ class AutomaticRecording:
             self._writer.write(block)
         except FileNotFoundError as error:
             self._refuse(error.strerror)
+            return
         except (SyncopateError, OSError) as error:
             if self._writer is None:
                 self._refuse(error.reason if isinstance(error, ArtifactError) else error)
             else:
                 self._complain(f"cannot write: {error}; what comes until it can be is dropped")
             return
-        self._thin(last=last)
-
-    def _thin(self, *, last: bool) -> None:
         try:
-            if self._writer is not None and not self._refused:
-                self._writer.thin(last=last)
+            self._writer.thin(last=last)
         except OSError as error:
             self._complain(f"cannot write it anew: {error.strerror or error}; it is as it was")
 
     def _refuse(self, reason: object) -> None:
-        """Stop writing."""
         self._complain(f"{reason}; nothing more is recorded")
         self._refused = True
         self.leave()
@@ -213,13 +209,12 @@ class AutomaticRecording:
             print(f"syncopate: {where}: {what}", file=sys.stderr)
 
 
-def _turn(every_s: float) -> int:
+def _turn() -> int:
     """Return which stretch of the clock it is."""
-    return int(time.time() // every_s)
+    return int(time.time() // EVERY_S)
 
 
 def _member() -> tuple[int, int] | None:
-    """Return rank and number of ranks; None where this process is none."""
     from torch import distributed  # noqa: PLC0415  # it is loaded by now
 
     if not distributed.is_available() or not distributed.is_initialized():

@@ -42,15 +42,12 @@ RING = 2_000
 """How many collectives are kept where nothing is said: torch writes them down in 20 ms."""
 
 
-def reserve(
-    environment: MutableMapping[str, str], entries: int | None = None, default: int = RING
-) -> int:
+def reserve(environment: MutableMapping[str, str], entries: int | None = None) -> int:
     """Tell the flight recorder how many collectives to keep, before torch is loaded.
 
     Args:
         environment: of this process.
-        entries: how many; None: as the environment says.
-        default: how many where that says nothing.
+        entries: how many; None: as the environment says, and :data:`RING` where it says nothing.
 
     Returns:
         How many.
@@ -58,7 +55,7 @@ def reserve(
     Raises:
         InvalidValueError: no positive number.
     """
-    asked = environment.get(BUFFER_SIZE, str(default)) if entries is None else str(entries)
+    asked = environment.get(BUFFER_SIZE, str(RING)) if entries is None else str(entries)
     if not asked.isdecimal() or int(asked) < 1:
         what = BUFFER_SIZE if entries is None else "--entries"
         raise InvalidValueError(what, asked, "an integer >= 1")
