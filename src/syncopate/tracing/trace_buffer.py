@@ -84,7 +84,7 @@ class BufferedTrace:
         Args:
             last: nothing follows, for now: keep no more than was asked for.
         """
-        if self.writer is None or self.broken or not (last or self.writer.is_due):
+        if self.writer is None or self.broken:
             return
         try:
             self.writer.thin(last=last)

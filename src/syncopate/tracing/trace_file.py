@@ -178,17 +178,10 @@ class TraceWriter:
             raise
         self._newest = max(self._newest, span[1])
 
-    @property
-    def is_due(self) -> bool:
-        """Whether it has grown so that it is to be thinned."""
-        fresh = max(self._newest - self._until, 0)
-        full = self._nbytes > self._retention.limit_bytes * 3 // 4
-        if full and time.monotonic() - self._refused_s > _AGAIN_S:
-            return True
-        return self._retention.due(self._nbytes, self._thinned_bytes, fresh)
-
     def thin(self, *, last: bool = False) -> None:
         """Keep what is to be kept alone, in a new file that takes the place of this.
+
+        It does so where the file has grown.
 
         Args:
             last: nothing is written any more: do so wherever a number of iterations was asked for,
@@ -197,10 +190,14 @@ class TraceWriter:
         Raises:
             OSError: it cannot be written; the file is as it was.
         """
-        wanted = self._retention.last
-        if last and (wanted is None or self._newest <= self._until or self._newest < wanted):
-            return
-        if os.fstat(self._file.fileno()).st_nlink == 0:
+        wanted, fresh = self._retention.last, max(self._newest - self._until, 0)
+        if last:
+            due = wanted is not None and fresh > 0 and self._newest >= wanted
+        else:
+            full = self._nbytes > self._retention.limit_bytes * 3 // 4
+            due = full and time.monotonic() - self._refused_s > _AGAIN_S
+            due = due or self._retention.due(self._nbytes, self._thinned_bytes, fresh)
+        if not due or os.fstat(self._file.fileno()).st_nlink == 0:
             return
         counts, before = (self._number, self._count, self._nbytes), self._file
         with self.path.open("rb") as mine:

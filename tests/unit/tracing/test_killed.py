@@ -43,8 +43,7 @@ class Ring:
         told = [] if self._told else [PLAN, texts]
         self.writer.write(self._recorder.take(), told)
         self._told = 1
-        if self.writer.is_due:
-            self.writer.thin()
+        self.writer.thin()
 
 
 class Recorded:

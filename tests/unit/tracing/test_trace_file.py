@@ -208,8 +208,7 @@ class TestThinning:
             texts = {"texts": recorder.texts, "from": 0, "dropped": 0}
             links = {"links": {"host": "h", "carried": [iteration]}, "iteration": iteration}
             writer.write(recorder.take(), [texts, links] if iteration % 100 == 0 else [])
-            if writer.is_due:
-                writer.thin()
+            writer.thin()
             sizes = [one.stat().st_size for one in tmp_path.iterdir()]
             largest = max(largest, sum(sizes))
         assert largest <= retention.limit_bytes
