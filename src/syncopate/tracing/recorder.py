@@ -6,6 +6,7 @@ their index. A reader that empties the ring, such as a writer of files, makes ro
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,8 +16,6 @@ from numpy.typing import NDArray
 
 from syncopate.artifacts.timelines.spans import LANES, PAUSES, Spans
 from syncopate.errors import UnknownNameError
-
-_UNKNOWN_S = float("nan")
 
 RECORD = np.dtype(
     [
@@ -74,8 +73,8 @@ class Event(NamedTuple):
     channel: int = 0
     nbytes: int = 0
     detail: str = ""
-    launched_s: float = _UNKNOWN_S
-    ready_s: float = _UNKNOWN_S
+    launched_s: float = math.nan
+    ready_s: float = math.nan
     model: int = 0
 
 

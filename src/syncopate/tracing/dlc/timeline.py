@@ -206,22 +206,16 @@ def computed(rank: int, sent: Mapping[int, float], had: Mapping[int, float]) -> 
 
 def _said(found: Mapping[int, Mapping[_Key, _Way]]) -> dict[str, str]:
     """Return what the times say of servers; see the module."""
-    sent = _latest(found.values(), _PUSHED)
     every = [(key, way) for ways in found.values() for key, way in ways.items()]
+    sent: dict[_Key, float] = {}
+    for key, way in every:
+        sent[key] = max(sent.get(key, -np.inf), way.times_s[_PUSHED])
     said = {PULLS: AFTER_PUSHES}
     if _most(way.times_s[_ANSWERED] >= sent[key] for key, way in every) and len(found) > 1:
         said[ANSWERS] = TOGETHER
     synchronous = _most(way.times_s[_CAME] >= sent[key] for key, way in every)
     said[SERVERS] = SYNCHRONOUS if synchronous else ASYNCHRONOUS
     return said
-
-
-def _latest(every: Iterable[Mapping[_Key, _Way]], operation: int) -> dict[_Key, float]:
-    latest: dict[_Key, float] = {}
-    for ways in every:
-        for key, way in ways.items():
-            latest[key] = max(latest.get(key, -np.inf), way.times_s[operation])
-    return latest
 
 
 def _most(said: Iterable[bool]) -> bool:

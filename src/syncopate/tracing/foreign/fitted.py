@@ -49,9 +49,8 @@ def fitted_ends(
     ends: dict[Hashable, int] = {}
     for step, keys in together.items():
         keys.sort(key=lambda key: arrived[key])
-        ends |= _one_behind_the_other(
-            keys, [arrived[key] for key in keys], [nbytes[key] for key in keys], over_ns[step]
-        )
+        messages = [(key, arrived[key], nbytes[key]) for key in keys]
+        ends |= _one_behind_the_other(messages, over_ns[step])
     return ends
 
 
@@ -77,7 +76,7 @@ def _before_steps(trace: RankTrace, numbers: Sequence[int]) -> Iterator[tuple[La
 
 
 def _one_behind_the_other(
-    keys: Sequence[Hashable], arrived_ns: Sequence[int], nbytes: Sequence[int], over_ns: int
+    messages: Sequence[tuple[Hashable, int, int]], over_ns: int
 ) -> Iterator[tuple[Hashable, int]]:
     """Yield the ends of collectives at one rate, with which the last is over at ``over_ns``.
 
@@ -85,11 +84,11 @@ def _one_behind_the_other(
     the tightest bound is the rate.
     """
     left, times = 0, []
-    for begin_ns, own in zip(reversed(arrived_ns), reversed(nbytes), strict=True):
+    for _, begin_ns, own in reversed(messages):
         left += own
         if left:
             times.append(max(over_ns - begin_ns, 0) / left)
     each_ns, end_ns = min(times, default=0.0), 0
-    for key, begin_ns, own in zip(keys, arrived_ns, nbytes, strict=True):
+    for key, begin_ns, own in messages:
         end_ns = max(begin_ns, end_ns) + int(own * each_ns)
         yield key, end_ns

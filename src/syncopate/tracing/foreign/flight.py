@@ -82,7 +82,7 @@ def read_dump(document: Mapping[str, Any], path: str | os.PathLike[str]) -> Rank
 
 
 def read_recorded(
-    recorded: RecordedRank, path: str | os.PathLike[str], damage: tuple[str, ...] = ()
+    recorded: RecordedRank, path: str | os.PathLike[str], damage: tuple[str, ...]
 ) -> RankTrace:
     """Return the rank of a training of plain torch that was recorded.
 
@@ -105,7 +105,7 @@ def read_recorded(
         found = forwards_and_backwards(trace, recorded.forwards, recorded.backwards)
     else:
         found = _between_steps(trace)
-    return trace._replace(work=(*work, *found), notes=(*trace.notes, *damage))
+    return trace._replace(work=(*work, *found), notes=damage)
 
 
 def _between_steps(trace: RankTrace) -> Iterator[Work]:

@@ -43,7 +43,9 @@ def iterations(traces: Sequence[RankTrace]) -> tuple[dict[Hashable, int], str]:
     unmarked = [trace for trace in traces if not trace.marks]
     if not unmarked:
         return {}, ""
-    keys, launches = _sequence(unmarked)
+    longest = max(unmarked, key=lambda trace: len(trace.launches))
+    launches = [launch for launch in longest.launches if launch.key is not None]
+    keys = [launch.key for launch in launches]
     begin, end, period = _repetition([(e.collective, e.group.key, e.nbytes) for e in launches])
     if period == 0:
         return dict.fromkeys(keys, 0), "no collectives repeat: all count as one iteration"
@@ -62,13 +64,6 @@ def iterations(traces: Sequence[RankTrace]) -> tuple[dict[Hashable, int], str]:
             "`syncopate record` notes the steps"
         )
     return dict(zip(keys, accumulate(map(int, starts)), strict=True)), note
-
-
-def _sequence(traces: Sequence[RankTrace]) -> tuple[list[Hashable], list[Launch]]:
-    """Return the shared collectives in the order of the rank that has the most of them."""
-    longest = max(traces, key=lambda trace: len(trace.launches))
-    shared = [launch for launch in longest.launches if launch.key is not None]
-    return [launch.key for launch in shared], shared
 
 
 def _gaps(keys: Sequence[Hashable], traces: Sequence[RankTrace]) -> list[int]:

@@ -37,7 +37,14 @@ import msgspec
 from syncopate.artifacts.timeline import Group
 from syncopate.errors import ArtifactError
 from syncopate.tracing.foreign.chrome import device, sharded
-from syncopate.tracing.foreign.chrome.events import NOTHING, Args, Event, number_of, read_events
+from syncopate.tracing.foreign.chrome.events import (
+    NOTHING,
+    ON_DEVICE,
+    Args,
+    Event,
+    number_of,
+    read_events,
+)
 from syncopate.tracing.foreign.chrome.gradients import ACCUMULATED, gradients_of
 from syncopate.tracing.foreign.chrome.names import collective_of_call
 from syncopate.tracing.foreign.iterations import iteration_of
@@ -57,7 +64,6 @@ _BEFORE_FORWARD, _AFTER_FORWARD = "FSDP::root_pre_forward", "FSDP::post_forward"
 _EVALUATED = "autograd::engine::evaluate_function"
 _STEP = re.compile(r"Optimizer\.step#(.+)\.step")
 _PROFILER_STEP = re.compile(r"ProfilerStep\s*#\s*(\d+)")
-_ON_DEVICE = "gpu_user_annotation"
 _PREFIXES = (_EVALUATED, sharded.PREFIX, "Optimizer.step#", "ProfilerStep")
 _RUN = re.compile(r"gloo:(?:sparse_)?")
 
@@ -130,7 +136,6 @@ def _wanted(cat: str, name: str) -> bool:
 
 
 def _groups(about: Mapping[str, Any]) -> dict[str, Group]:
-    """Return the process groups that a file describes, by name."""
     found = {}
     listed = about.get("pg_config")
     for one in listed if isinstance(listed, list) else ():
@@ -148,7 +153,7 @@ def _phases(events: Iterable[Event]) -> Iterator[Work]:
     forward_ns = -1
     whole: dict[int, tuple[int, int]] = {}
     for event in events:
-        if event.cat == _ON_DEVICE:
+        if event.cat == ON_DEVICE:
             continue
         if event.name in _FORWARDS:
             last = backwards.get(begun, (0, -1))
@@ -180,7 +185,7 @@ def _marks(events: Iterable[Event], phases: Sequence[Work]) -> list[tuple[int, i
     steps: dict[int, int] = {}
     for event in events:
         found = _PROFILER_STEP.fullmatch(event.name)
-        if found and event.cat != _ON_DEVICE:
+        if found and event.cat != ON_DEVICE:
             # A moment's own nanosecond still belongs to the iteration before it.
             # Files that are written here say it beside, where names count from 1.
             number = number_of(event.args.iteration, int(found[1]))
@@ -256,7 +261,6 @@ def _on_host(events: Iterable[Event], groups: Mapping[str, Group]) -> Iterator[L
 
 
 def _nbytes(args: Args) -> int:
-    """Return the bytes of the tensors that an event was given."""
     try:
         dims = msgspec.json.decode(args.dims) or ()
         return sum(nbytes_of(dim, kind) for dim, kind in zip(dims, _types(args), strict=False))
@@ -265,7 +269,6 @@ def _nbytes(args: Args) -> int:
 
 
 def _types(args: Args) -> list[str]:
-    """Return the types of the tensors that an event was given."""
     try:
         return msgspec.json.decode(args.types, type=list[str] | None) or []
     except ValueError:

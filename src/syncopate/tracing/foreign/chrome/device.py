@@ -22,7 +22,7 @@ from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 from syncopate.artifacts.timeline import Group
-from syncopate.tracing.foreign.chrome.events import NOTHING, Args, Event
+from syncopate.tracing.foreign.chrome.events import NOTHING, ON_DEVICE, Args, Event
 from syncopate.tracing.foreign.chrome.names import (
     GENERIC,
     POINT_TO_POINT,
@@ -118,7 +118,7 @@ class _Calls:
     def __init__(self, events: Iterable[Event]) -> None:
         self._found: list[tuple[int, int, str | None, Args]] = []
         for event in events:
-            if event.cat in (KERNEL, "gpu_user_annotation"):
+            if event.cat in (KERNEL, ON_DEVICE):
                 continue
             name = event.args.collective
             collective = (

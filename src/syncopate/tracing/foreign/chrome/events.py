@@ -29,6 +29,9 @@ EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _OF_THE_HOST = ("cpu_op", "user_annotation")
 """Categories of events whose ``pid`` is that of a process; a device's is its number."""
 
+ON_DEVICE = "gpu_user_annotation"
+"""The category of what the host said of itself, repeated among what the device did."""
+
 _BETWEEN = re.compile(rb"\}\s*,\s*\{")
 _PIECE_BYTES = 1 << 22
 _STEP_BYTES = 1 << 14

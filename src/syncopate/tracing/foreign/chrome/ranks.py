@@ -52,8 +52,8 @@ def _told(files: Sequence[Named]) -> list[Named]:
     """Return the files with a rank each."""
     named = _by_names([path for path, _ in files])
     said = [trace.rank for _, trace in files]
-    again = len(set(said)) < len(said)
-    if -1 not in said and not (again and _apart(named) and len(set(said)) == 1):
+    apart = None not in named and len(set(named)) == len(named) > 1
+    if -1 not in said and not (apart and len(set(said)) == 1):
         return list(files)
     told: list[Named] = []
     for (path, trace), rank in zip(files, named, strict=True):
@@ -72,12 +72,7 @@ def _told(files: Sequence[Named]) -> list[Named]:
     return told
 
 
-def _apart(named: Sequence[int | None]) -> bool:
-    return None not in named and len(set(named)) == len(named)
-
-
 def _by_names(paths: Sequence[str | os.PathLike[str]]) -> list[int | None]:
-    """Return the ranks that names tell."""
     names = [os.path.basename(path) for path in paths]
     found = [_RANK.search(name) for name in names]
     if all(found):

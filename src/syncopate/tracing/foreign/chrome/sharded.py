@@ -19,7 +19,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 
 from syncopate.artifacts.timelines.gradients import ROOT_UNIT, Seen
-from syncopate.tracing.foreign.chrome.events import Event
+from syncopate.tracing.foreign.chrome.events import ON_DEVICE, Event
 from syncopate.tracing.foreign.chrome.gradients import ACCUMULATED
 from syncopate.tracing.foreign.ranktrace import Launch, Work
 
@@ -27,9 +27,6 @@ PREFIX = "FSDP::"
 
 _GATHER, _REDUCE = "FSDP::all_gather", "FSDP::post_backward_reduce"
 _BEGIN, _READY = "FSDP::pre_backward", "FSDP::post_backward_accumulate"
-_ON_DEVICE = "gpu_user_annotation"
-_BEYOND = "_"
-"""What goes on behind a name that is longer than the step's."""
 
 
 def is_sharded(events: Iterable[Event]) -> bool:
@@ -123,6 +120,6 @@ def unit_of(name: str) -> str:
 
 
 def _is(event: Event, step: str) -> bool:
-    if event.cat == _ON_DEVICE:
-        return False
-    return event.name.startswith(step) and not event.name.removeprefix(step).startswith(_BEYOND)
+    # A name that goes on is another step's.
+    own = event.name.startswith(step) and not event.name.startswith(f"{step}_")
+    return own and event.cat != ON_DEVICE

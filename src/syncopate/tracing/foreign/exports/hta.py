@@ -93,9 +93,14 @@ def to_hta(timeline: Timeline, kinds: Mapping[Span, str]) -> dict[str, bytes]:
     for first, own in enumerate(rows):
         if first in elsewhere:
             continue
-        events = json.dumps(_events(timeline, own, streams, kinds))
+        events = list(_host(kernel for row in own.values() for kernel in row))
+        for place, row in sorted(own.items()):
+            for kernel in row:
+                told = _told(kernel.span, kinds, timeline)
+                events.append(_kernel(kernel, streams[place], *told))
+        text = json.dumps(events)
         for rank in timeline.ranks_like(first):
-            made[rank] = _file(timeline, rank, events)
+            made[rank] = _file(timeline, rank, text)
     return {f"rank-{rank}.json": content for rank, content in sorted(made.items())}
 
 
@@ -123,20 +128,6 @@ def _streams(ranks: Sequence[_Rows]) -> dict[tuple[int, int], int]:
     first = max(_FIRST_CHANNEL, _STREAM + len(computing))
     streams = {place: _STREAM + at for at, place in enumerate(computing)}
     return streams | {place: first + at for at, place in enumerate(communicating)}
-
-
-def _events(
-    timeline: Timeline,
-    rows: _Rows,
-    streams: Mapping[tuple[int, int], int],
-    kinds: Mapping[Span, str],
-) -> list[_Event]:
-    events = list(_host(kernel for row in rows.values() for kernel in row))
-    for place, row in sorted(rows.items()):
-        for kernel in row:
-            told = _told(kernel.span, kinds, timeline)
-            events.append(_kernel(kernel, streams[place], *told))
-    return events
 
 
 def _file(timeline: Timeline, rank: int, events: str) -> bytes:

@@ -86,7 +86,7 @@ class Recording:
             raise EngineError(
                 "this torch has no flight recorder for every backend; take torch 2.11 or newer"
             )
-        self.noticed: Callable[[bool], None] = _nothing
+        self.noticed: Callable[[bool], None] = lambda _steps: None
         self._steps: deque[Step] = deque(maxlen=most)
         self._optimizers = 0
         self._numbers: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
@@ -200,10 +200,6 @@ class Recording:
 def _taken(held: deque[T]) -> list[T]:
     """Return what a queue holds that others append to, and empty it."""
     return [held.popleft() for _ in range(len(held))]
-
-
-def _nothing(_steps: bool) -> None:
-    pass
 
 
 def run_script(script: str, arguments: Sequence[str], *, module: bool = False) -> None:
