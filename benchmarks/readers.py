@@ -236,7 +236,7 @@ def capture(directory: Path) -> Path:
 
 def read_all(timeline: Timeline, python: str, schema: Path) -> dict[str, Any]:
     """Return what was written of a timeline, and what each reader read."""
-    kinds = {span: one.collective for one in collectives(timeline) for span in one.spans}
+    kinds = {span: kind for kind, spans in collectives(timeline) for span in spans}
     with tempfile.TemporaryDirectory() as folder:
         for name, content in (to_hta(timeline, kinds) | to_chakra(timeline, kinds)).items():
             below = Path(folder) / ("chakra" if name.endswith(".et") else "hta")

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ from syncopate.analysis.sweep import lengths_s, pieces, runs
 from syncopate.artifacts.plan import ALLREDUCE, EXCHANGES, SERVED, SHARDED
 from syncopate.artifacts.results.benchmark import BUS_FACTORS
 from syncopate.artifacts.timeline import Span, Spans, Timeline
-from syncopate.artifacts.timelines.spans import Mask, Numbers, coded
+from syncopate.artifacts.timelines.spans import Mask, Numbers, Times, coded
 
 NAMED = frozenset(
     {
@@ -53,58 +53,6 @@ EXCHANGE = "exchange"
 
 
 @dataclass(frozen=True)
-class Collective:
-    """One message, on every rank that took part.
-
-    Attributes:
-        spans: one for each of these ranks, by rank.
-        collective: what it was, such as ``"all_reduce"``; ``"send"`` and ``"receive"`` go to and
-            come from servers, each rank by itself.
-    """
-
-    spans: tuple[Span, ...]
-    collective: str
-
-    @property
-    def iteration(self) -> int:
-        """The training iteration it belongs to."""
-        return self.spans[0].iteration
-
-    @property
-    def lane(self) -> str:
-        """``"push"`` or ``"pull"``."""
-        return self.spans[0].lane
-
-    @property
-    def name(self) -> str:
-        """Its content, such as ``"bucket 3"``."""
-        return self.spans[0].name
-
-    @cached_property
-    def nbytes(self) -> int:
-        """Bytes that it carries."""
-        return max(span.nbytes for span in self.spans)
-
-    @cached_property
-    def arrived_s(self) -> float:
-        """When the last rank arrived."""
-        return max(span.start_s for span in self.spans)
-
-    @cached_property
-    def last(self) -> int:
-        """Which rank arrived last; of several the first."""
-        return max(self.spans, key=lambda span: (span.start_s, -span.rank)).rank
-
-    def moves_from_s(self, span: Span) -> float:
-        """Return when one of its spans ceases to wait for other ranks.
-
-        That is the last arrival, or the span's own end where it ended before: a rank that only
-        sends may be done while others are still to come.
-        """
-        return min(self.arrived_s, span.end_s)
-
-
-@dataclass(frozen=True)
 class Bandwidth:
     """The bandwidth of one kind of collective, the mean over ranks.
 
@@ -124,22 +72,24 @@ class Bandwidth:
     bus_bytes_per_s: float
 
 
-class Collectives(Sequence[Collective]):
-    """Collectives as columns: the sequence makes a :class:`Collective` when it is asked for one.
+class Collectives:
+    """Collectives as columns.
 
     Args:
         spans: of the timeline.
         rows: the spans of the first collective by rank, then those of the second, and so on.
         first: where in ``rows`` each begins.
         kinds: what each is, a place in ``names``.
-        names: such as ``"all_reduce"``.
+        names: such as ``"all_reduce"``; ``"send"`` and ``"receive"`` go to and come from servers,
+            each rank by itself.
         between_two: which are messages of two stages of a pipeline.
 
     Attributes:
         sizes: on how many ranks each is.
         of: to which collective each of ``rows`` belongs.
         arrived_s: when the last rank of each arrived.
-        moves_s: when each of ``rows`` ceases to wait for other ranks.
+        moves_s: when each of ``rows`` ceases to wait for other ranks: at the last arrival, or at
+            its own end where that came before, as of a rank that only sends.
         over_s: when each of ``rows`` was over. What was sent is over for both ends when the first
             of them says so: a send and a receive that a stage calls together end together.
     """
@@ -182,23 +132,11 @@ class Collectives(Sequence[Collective]):
     def __len__(self) -> int:
         return len(self.first)
 
-    @overload
-    def __getitem__(self, at: int) -> Collective: ...
-
-    @overload
-    def __getitem__(self, at: slice) -> tuple[Collective, ...]: ...
-
-    def __getitem__(self, at: int | slice) -> Collective | tuple[Collective, ...]:
-        if isinstance(at, slice):
-            return tuple(self[place] for place in range(len(self))[at])
-        place = range(len(self))[at]
-        rows = self.rows[self.first[place] : self.first[place] + self.sizes[place]]
-        return Collective(tuple(self.spans.take(rows)), self.names[self.kinds[place]])
-
-    def __iter__(self) -> Iterator[Collective]:
+    def __iter__(self) -> Iterator[tuple[str, tuple[Span, ...]]]:
+        """Yield what each is, and its spans by rank."""
         spans = iter(self.spans.take(self.rows))
         for count, kind in zip(self.sizes.tolist(), self.kinds.tolist(), strict=True):
-            yield Collective(tuple(islice(spans, count)), self.names[kind])
+            yield self.names[kind], tuple(islice(spans, count))
 
 
 def is_served(timeline: Timeline) -> bool:
@@ -244,14 +182,24 @@ def collectives(timeline: Timeline) -> Collectives:
     return Collectives(every, at[rows[moved]], begins, kinds[one][order], names, between_two=two)
 
 
+def transferring(found: Collectives, *columns: NDArray[Any]) -> tuple[Numbers, Numbers, Times]:
+    """Return how long at least one of the rows that agree in some columns was transferring.
+
+    Returns:
+        The place of the first of those that agree, which each row is of, and seconds.
+    """
+    _, place, group = np.unique(coded(columns), return_index=True, return_inverse=True)
+    moving = pieces(group, found.moves_s, found.spans.end_s[found.rows])
+    return place, group, lengths_s(moving, moving.counts[0] > 0, len(place))
+
+
 def bandwidths(timeline: Timeline) -> tuple[Bandwidth, ...]:
     """Return the bandwidth of each kind of collective."""
     found = collectives(timeline)
     spans, kind = found.spans, found.kinds[found.of]
-    code = coded([kind, spans.iteration[found.rows], spans.rank[found.rows]])
-    _, place, group = np.unique(code, return_index=True, return_inverse=True)
-    moving = pieces(group, found.moves_s, spans.end_s[found.rows])
-    lasts_s = lengths_s(moving, moving.counts[0] > 0, len(place))
+    place, group, lasts_s = transferring(
+        found, kind, spans.iteration[found.rows], spans.rank[found.rows]
+    )
     nbytes = np.bincount(group, spans.nbytes[found.rows], len(place))
     factors = _bus_factors(found, members(timeline))[found.of]
     on_bus = np.bincount(group, spans.nbytes[found.rows] * factors, len(place))
@@ -274,14 +222,12 @@ def bus_of_each(timeline: Timeline) -> dict[int, float]:
     found = collectives(timeline)
     if not len(found):
         return {}
-    spans, ranks = found.spans, found.spans.rank[found.rows]
-    there, group = np.unique(ranks, return_inverse=True)
-    moving = pieces(group, found.moves_s, spans.end_s[found.rows])
-    lasts_s = lengths_s(moving, moving.counts[0] > 0, len(there))
+    ranks = found.spans.rank[found.rows]
+    place, group, lasts_s = transferring(found, ranks)
     factors = _bus_factors(found, members(timeline))[found.of]
-    on_bus = np.bincount(group, spans.nbytes[found.rows] * factors, len(there))
-    rates = np.divide(on_bus, lasts_s, out=np.zeros(len(there)), where=lasts_s > 0)
-    return dict(zip(there.tolist(), rates.tolist(), strict=True))
+    on_bus = np.bincount(group, found.spans.nbytes[found.rows] * factors, len(place))
+    rates = np.divide(on_bus, lasts_s, out=np.zeros(len(place)), where=lasts_s > 0)
+    return dict(zip(ranks[place].tolist(), rates.tolist(), strict=True))
 
 
 def members(timeline: Timeline) -> Numbers:

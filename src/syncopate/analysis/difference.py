@@ -15,13 +15,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from syncopate.analysis.collectives import collectives
+from syncopate.analysis.collectives import collectives, transferring
 from syncopate.analysis.exposure import exposures
 from syncopate.analysis.ranks.stragglers import Straggler, stragglers
-from syncopate.analysis.sweep import lengths_s, pieces
 from syncopate.analysis.work import SEVERAL, last_end_s, steady, works
 from syncopate.artifacts.timeline import PAUSES, Timeline
-from syncopate.artifacts.timelines.spans import coded
 from syncopate.errors import InvalidValueError
 from syncopate.units import format_bytes, format_seconds
 
@@ -110,7 +108,6 @@ def difference(before: Timeline, after: Timeline) -> Difference:
 
 
 def _figures(timeline: Timeline) -> dict[str, Figure]:
-    """Return each figure of a run."""
     work = works(timeline)
     numbers = steady([one.iteration for one in work])
     if not numbers:
@@ -141,10 +138,7 @@ def _of_messages(timeline: Timeline, ranks: int) -> dict[str, dict[int, float]]:
     """Return the figures of messages by iteration, the mean over so many ranks."""
     exposed, messages = exposures(timeline), collectives(timeline)
     spans = messages.spans.take(messages.rows)
-    code = coded([spans.iteration, spans.rank])
-    _, one, turn = np.unique(code, return_index=True, return_inverse=True)
-    moving = pieces(turn, messages.moves_s, spans.end_s)
-    lasts_s = lengths_s(moving, moving.counts[0] > 0, len(one))
+    one, _, lasts_s = transferring(messages, spans.iteration, spans.rank)
     of_each = (
         (WAITING, exposed.spans.iteration, exposed.waiting_s),
         (TRANSFERRING, exposed.spans.iteration, exposed.transferring_s),

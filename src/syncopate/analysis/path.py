@@ -9,15 +9,16 @@ what is on it has to become shorter for the iteration to become shorter.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from syncopate.analysis.collectives import Collective, collectives
+from syncopate.analysis.collectives import collectives
 from syncopate.analysis.phases import COMPUTATION
+from syncopate.analysis.sweep import groups
 from syncopate.analysis.work import INPUT, computations, last_end_s, works
 from syncopate.artifacts.timeline import Span, Timeline
 from syncopate.errors import InvalidValueError
@@ -83,20 +84,18 @@ class _Walk:
         self._floors_s = defaultdict(lambda: first_s, floors_s)
         self._seen: set[int] = set()  # or clocks that disagree would have it go round in circles
         self._computing: dict[int, list[Span]] = defaultdict(list)
-        self._messages: dict[int, list[tuple[Span, Collective]]] = defaultdict(list)
         by_rank: dict[int, list[Span]] = defaultdict(list)
-        spans, found = timeline.columns, collectives(timeline)
+        spans, self._sent = timeline.columns, collectives(timeline)
         for span in spans.take((spans.end_s > first_s) & (spans.start_s <= end_s)):
             by_rank[span.rank].append(span)
         for rank, mine in by_rank.items():
             self._computing[rank] = sorted(computations(mine), key=lambda s: s.end_s)
-        under_way = (found.most(spans.end_s) > first_s) & (found.least(spans.start_s) <= end_s)
-        for place in np.flatnonzero(under_way).tolist():
-            one = found[place]
-            for span in one.spans:
-                self._messages[span.rank].append((span, one))
-        for rows in self._messages.values():
-            rows.sort(key=lambda row: row[0].end_s)
+        sent = self._sent
+        under_way = (sent.most(spans.end_s) > first_s) & (sent.least(spans.start_s) <= end_s)
+        rows = np.flatnonzero(under_way[sent.of])
+        rows = rows[np.argsort(spans.end_s[sent.rows[rows]], kind="stable")]
+        ranks = spans.rank[sent.rows[rows]]
+        self._rows = {rank: rows[mine] for rank, mine in groups(ranks)}
 
     def back(self, rank: int, at_s: float) -> tuple[Segment, ...]:
         """Return the segments that end at ``at_s`` on ``rank``, in the order of time."""
@@ -115,29 +114,32 @@ class _Walk:
                 found.append(Segment(rank, kind, "", before_s, at_s))
                 at_s = before_s
                 continue
-            if there[0].end_s < at_s:
-                found.append(Segment(rank, IDLE, "", there[0].end_s, at_s))
+            if there[1].end_s < at_s:
+                found.append(Segment(rank, IDLE, "", there[1].end_s, at_s))
             rank, at_s = self._carried(there, found)
         return _joined(found)
 
-    def _carried(self, there: tuple[Span, Collective], found: list[Segment]) -> tuple[int, float]:
+    def _carried(self, there: tuple[int, Span], found: list[Segment]) -> tuple[int, float]:
         """Add the transfers that end with one; return the rank and the time they waited for."""
+        sent = self._sent
         while True:
-            span, one = there
-            self._seen.add(id(one))
-            if span.end_s > one.moves_from_s(span):
-                found.append(
-                    Segment(span.rank, TRANSFER, span.name, one.moves_from_s(span), span.end_s)
-                )
-            rank, at_s = one.last, one.arrived_s
-            if span.end_s < one.arrived_s:
+            row, span = there
+            one = int(sent.of[row])
+            self._seen.add(one)
+            moves_s = float(sent.moves_s[row])
+            if span.end_s > moves_s:
+                found.append(Segment(span.rank, TRANSFER, span.name, moves_s, span.end_s))
+            all_of = sent.rows[sent.first[one] : sent.first[one] + sent.sizes[one]]
+            last = sent.spans[int(all_of[np.argmax(sent.spans.start_s[all_of])])]
+            rank, at_s = last.rank, last.start_s
+            if span.end_s < at_s:
                 rank, at_s = span.rank, span.start_s
                 found.append(Segment(rank, TRANSFER, span.name, at_s, span.end_s))
             before = self._on_channel(rank, at_s, span)
-            if before is None or before[0].end_s <= self._floors_s[rank]:
+            if before is None or before[1].end_s <= self._floors_s[rank]:
                 return rank, at_s
-            if before[0].end_s < at_s:
-                found.append(Segment(rank, IDLE, "", before[0].end_s, at_s))
+            if before[1].end_s < at_s:
+                found.append(Segment(rank, IDLE, "", before[1].end_s, at_s))
             there = before
 
     def _computed(self, rank: int, at_s: float) -> Span | None:
@@ -148,27 +150,31 @@ class _Walk:
             return spans[index]
         return spans[index - 1] if index else None
 
-    def _ended(self, rank: int, after_s: float, by_s: float) -> tuple[Span, Collective] | None:
-        """Return the message that ended last on a rank in ``(after_s, by_s]``."""
-        rows = self._messages[rank]
-        index = bisect_right(rows, by_s, key=lambda row: row[0].end_s)
-        for row in reversed(rows[:index]):
-            if row[0].end_s <= after_s:
+    def _ended(self, rank: int, after_s: float, by_s: float) -> tuple[int, Span] | None:
+        """Return the message that ended last on a rank in ``(after_s, by_s]``: its row and span."""
+        for row, span in self._latest(rank, by_s):
+            if span.end_s <= after_s:
                 break
-            if id(row[1]) not in self._seen:
-                return row
+            if self._sent.of[row] not in self._seen:
+                return row, span
         return None
 
-    def _on_channel(self, rank: int, at_s: float, span: Span) -> tuple[Span, Collective] | None:
-        """Return the message that kept a rank's channel busy until a moment."""
-        rows = self._messages[rank]
-        index = bisect_right(rows, at_s, key=lambda row: row[0].end_s)
-        for row in reversed(rows[:index]):
-            if row[0].end_s < at_s - CHANNEL_S:
+    def _on_channel(self, rank: int, at_s: float, behind: Span) -> tuple[int, Span] | None:
+        """Return the message that kept a rank's channel busy until a moment, likewise."""
+        for row, span in self._latest(rank, at_s):
+            if span.end_s < at_s - CHANNEL_S:
                 break
-            if row[0].channel == span.channel and id(row[1]) not in self._seen:
-                return row
+            if span.channel == behind.channel and self._sent.of[row] not in self._seen:
+                return row, span
         return None
+
+    def _latest(self, rank: int, by_s: float) -> Iterator[tuple[int, Span]]:
+        """Yield the messages of a rank that ended by a moment, the last of them first."""
+        rows, spans = self._rows.get(rank, np.zeros(0, np.int64)), self._sent.spans
+        places = self._sent.rows[rows]
+        end = np.searchsorted(spans.end_s[places], by_s, "right")
+        for at in range(int(end) - 1, -1, -1):
+            yield int(rows[at]), spans[int(places[at])]
 
 
 def _joined(found: Sequence[Segment]) -> tuple[Segment, ...]:

@@ -240,7 +240,7 @@ def _recorded(given: tuple[Path, ...], to: str, table: Table) -> dict[str, bytes
         return {"": workload.to_json()}
     if to in OF_RANKS:
         once = replace(timeline, spans=timeline.kept)
-        kinds = {span: one.collective for one in collectives(once) for span in one.spans}
+        kinds = {span: kind for kind, spans in collectives(once) for span in spans}
         return to_hta(timeline, kinds) if to == HTA else to_chakra(timeline, kinds)
     if to == PERFETTO:
         return {"": to_perfetto(timeline, beside=served_events(run))}

@@ -36,7 +36,7 @@ def _timeline():
 
 
 def _kinds(timeline):
-    return {span: one.collective for one in collectives(timeline) for span in one.spans}
+    return {span: kind for kind, spans in collectives(timeline) for span in spans}
 
 
 def test_hta_has_a_file_of_each_rank_with_the_fields_it_looks_for():

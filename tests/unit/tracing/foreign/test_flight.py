@@ -108,7 +108,7 @@ def test_other_collectives_have_their_lanes_and_no_invented_ends(tmp_path):
     assert times_ms(timeline, "broadcast 0", 0)[0] == (0, 0)
     assert times_ms(timeline, "all_gather 0", 0)[0] == (10, 13)
     assert timeline.metadata["exchange"] == "sharded"
-    assert {one.name: one.collective for one in collectives(timeline)} == {
+    assert {spans[0].name: kind for kind, spans in collectives(timeline)} == {
         name: name.split()[0] for name in lanes
     }
 
