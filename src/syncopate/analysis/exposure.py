@@ -10,8 +10,8 @@ ranks that have not arrived, in equal parts.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, overload
+from collections.abc import Collection, Iterator
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from syncopate.analysis.collectives import Collectives, collectives
 from syncopate.analysis.memoized import memoized
-from syncopate.analysis.phases import COMMUNICATION, COMPUTATION, stalling
-from syncopate.analysis.sweep import groups, pieces, runs
+from syncopate.analysis.phases import cut
+from syncopate.analysis.sweep import groups, runs
 from syncopate.artifacts.timeline import Spans, Timeline
 from syncopate.artifacts.timelines.spans import LANES, Numbers, Times, coded
 
@@ -51,11 +51,6 @@ class Exposure(msgspec.Struct, frozen=True):
     transferring_s: float
     waited_for_s: dict[int, float] = {}
 
-    @property
-    def exposed_s(self) -> float:
-        """Both together."""
-        return self.waiting_s + self.transferring_s
-
 
 class MessageExposure(NamedTuple):
     """The exposed time of the messages of one name and lane, the mean over ranks and iterations.
@@ -66,6 +61,8 @@ class MessageExposure(NamedTuple):
         nbytes: the most that one of them carried.
         waiting_s: for ranks that had not arrived.
         transferring_s: after the last had.
+        hidden_s: the rest of what they lasted.
+        start_s: when the first of them started.
     """
 
     lane: str
@@ -73,10 +70,17 @@ class MessageExposure(NamedTuple):
     nbytes: int
     waiting_s: float
     transferring_s: float
+    hidden_s: float
+    start_s: float
+
+    @property
+    def exposed_s(self) -> float:
+        """What computation did not hide."""
+        return self.waiting_s + self.transferring_s
 
 
-class Exposures(Sequence[Exposure]):
-    """Exposures as columns: the sequence makes an :class:`Exposure` when it is asked for one.
+class Exposures:
+    """Exposures as columns.
 
     Args:
         found: the collectives.
@@ -145,40 +149,32 @@ class Exposures(Sequence[Exposure]):
             waited_s += float((seconds_s * (1 - share)).sum())
         return waited_s
 
-    def by_message(self) -> tuple[MessageExposure, ...]:
-        """Return the exposed time of each name and lane's messages, the longest first."""
-        spans = self.spans
+    def by_message(self, iterations: Collection[int] | None = None) -> list[MessageExposure]:
+        """Return the exposed time of each name and lane's messages; where given, of iterations."""
+        kept = np.arange(len(self))
+        if iterations is not None:
+            kept = kept[np.isin(self.spans.iteration, list(iterations))]
+        spans = self.spans.take(kept)
         if not len(spans):
-            return ()
+            return []
         count = len(np.unique(coded([spans.iteration, spans.rank])))
         _, one, group = np.unique(
             coded([spans.lane, spans.name]), return_index=True, return_inverse=True
         )
         nbytes = np.zeros(len(one), np.int64)
         np.maximum.at(nbytes, group, spans.nbytes)
-        waiting_s = np.bincount(group, self.waiting_s) / count
-        moving_s = np.bincount(group, self.transferring_s) / count
-        rows = [
+        waiting_s = np.bincount(group, self.waiting_s[kept]) / count
+        moving_s = np.bincount(group, self.transferring_s[kept]) / count
+        lasts_s = np.bincount(group, spans.end_s - spans.start_s) / count
+        hidden_s = np.maximum(lasts_s - waiting_s - moving_s, 0.0)
+        columns = (one, nbytes, waiting_s, moving_s, hidden_s, spans.start_s[one])
+        return [
             MessageExposure(LANES[spans.lane[at]], spans.texts[spans.name[at]], *values)
-            for at, *values in zip(
-                one.tolist(), nbytes.tolist(), waiting_s.tolist(), moving_s.tolist(), strict=True
-            )
+            for at, *values in zip(*(column.tolist() for column in columns), strict=True)
         ]
-        return tuple(sorted(rows, key=lambda row: -row.waiting_s - row.transferring_s))
 
     def __len__(self) -> int:
         return len(self._rows)
-
-    @overload
-    def __getitem__(self, at: int) -> Exposure: ...
-
-    @overload
-    def __getitem__(self, at: slice) -> tuple[Exposure, ...]: ...
-
-    def __getitem__(self, at: int | slice) -> Exposure | tuple[Exposure, ...]:
-        if isinstance(at, slice):
-            return tuple(self._made(np.arange(len(self))[at]))
-        return next(self._made(np.array([range(len(self))[at]])))
 
     def __iter__(self) -> Iterator[Exposure]:
         for begin in range(0, len(self), _AT_ONCE):
@@ -220,16 +216,8 @@ class _Free:
     """
 
     def __init__(self, spans: Spans) -> None:
-        kinds = (spans.in_lanes(*COMPUTATION), stalling(spans), spans.in_lanes(*COMMUNICATION))
-        counted = np.logical_or.reduce(kinds)
-        found = pieces(
-            spans.rank[counted],
-            spans.start_s[counted],
-            spans.end_s[counted],
-            [kind[counted] for kind in kinds],
-        )
-        busy, stalls, messages = found.counts
-        exposed = (messages > 0) & ((busy == 0) | (stalls > 0))
+        found, computing, messages = cut(spans, spans.rank)
+        exposed = (messages > 0) & ~computing
         # Sums over a long training shall not lose what one message has.
         self._share = exposed / np.maximum(messages, 1).astype(np.longdouble)
         risen = np.cumsum((found.end_s - found.start_s) * self._share)

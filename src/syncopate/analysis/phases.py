@@ -23,14 +23,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from syncopate.analysis.intervals import Interval
 from syncopate.analysis.memoized import memoized
-from syncopate.analysis.sweep import lengths_s, pieces
-from syncopate.artifacts.timeline import PAUSES, Span, Spans, Timeline
-from syncopate.artifacts.timelines.spans import Mask, coded
+from syncopate.analysis.sweep import Pieces, lengths_s, pieces
+from syncopate.artifacts.timeline import PAUSES, Spans, Timeline
+from syncopate.artifacts.timelines.spans import Mask, Numbers, coded
 from syncopate.errors import InvalidValueError
 
 COMPUTATION: tuple[str, ...] = ("forward", "backward", "update")
@@ -108,16 +109,8 @@ def _phases(spans: Spans) -> Iterator[Phases]:
     starts_s, ends_s = np.full(len(one), np.inf), np.full(len(one), -np.inf)
     np.minimum.at(starts_s, group, spans.start_s)
     np.maximum.at(ends_s, group, spans.end_s)
-    kinds = (spans.in_lanes(*COMPUTATION), stalling(spans), spans.in_lanes(*COMMUNICATION))
-    counted = np.logical_or.reduce(kinds)
-    found = pieces(
-        group[counted],
-        spans.start_s[counted],
-        spans.end_s[counted],
-        [kind[counted] for kind in kinds],
-    )
-    busy, stalls, messages = found.counts
-    computing, communicating = (busy > 0) & (stalls == 0), messages > 0
+    found, computing, messages = cut(spans, group)
+    communicating = messages > 0
     columns = (
         spans.rank[one],
         spans.iteration[one],
@@ -128,6 +121,24 @@ def _phases(spans: Spans) -> Iterator[Phases]:
         ),
     )
     yield from map(Phases, *(column.tolist() for column in columns))
+
+
+def cut(spans: Spans, group: NDArray[Any]) -> tuple[Pieces, Mask, Numbers]:
+    """Return the pieces of the time of groups of spans.
+
+    Returns:
+        The pieces, in which of them is computed, and how many messages are under way in each.
+    """
+    kinds = (spans.in_lanes(*COMPUTATION), stalling(spans), spans.in_lanes(*COMMUNICATION))
+    counted = np.logical_or.reduce(kinds)
+    found = pieces(
+        group[counted],
+        spans.start_s[counted],
+        spans.end_s[counted],
+        [kind[counted] for kind in kinds],
+    )
+    busy, stalls, messages = found.counts
+    return found, (busy > 0) & (stalls == 0), messages
 
 
 def last_iteration_s(timeline: Timeline) -> float:
@@ -153,13 +164,6 @@ def last_iteration_s(timeline: Timeline) -> float:
 def stalling(spans: Spans) -> Mask:
     """Return which spans are waits for messages; a named pause is no such wait."""
     return spans.in_lanes("wait") & ~spans.named(PAUSES)
-
-
-def stalled(spans: Iterable[Span]) -> Iterator[Interval]:
-    """Yield when one rank waited for messages; a named pause is no such wait."""
-    for span in spans:
-        if span.lane == "wait" and span.name not in PAUSES:
-            yield span.start_s, span.end_s
 
 
 def mean(found: Sequence[Phases]) -> Phases:

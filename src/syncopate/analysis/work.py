@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from syncopate.analysis import sweep
 from syncopate.analysis.intervals import Interval, length_s, near, union, without
 from syncopate.analysis.memoized import memoized
-from syncopate.analysis.phases import COMMUNICATION, COMPUTATION, stalled, stalling
+from syncopate.analysis.phases import COMMUNICATION, COMPUTATION, stalling
 from syncopate.artifacts.timeline import PAUSES, Span, Timeline
 from syncopate.artifacts.timelines.alike import shared
 from syncopate.artifacts.timelines.spans import LANES, Numbers, Spans, coded
@@ -82,7 +82,8 @@ def works(timeline: Timeline) -> tuple[Work, ...]:
 
 def computations(spans: Sequence[Span]) -> list[Span]:
     """Return what one rank computed, by start: its spans, cut where it waited for messages."""
-    stalls = union(stalled(spans))
+    waits = (span for span in spans if span.lane == "wait" and span.name not in PAUSES)
+    stalls = union((span.start_s, span.end_s) for span in waits)
     return sorted(
         (
             replace(span, start_s=start_s, end_s=end_s)

@@ -66,15 +66,15 @@ def timeline_json(timeline: Timeline) -> dict[str, Any]:
 
 def _exposed(timeline: Timeline) -> RenderableType:
     """Return a row for each message, the mean over ranks and iterations, the largest first."""
-    rows = exposures(timeline).by_message()
+    rows = sorted(exposures(timeline).by_message(), key=lambda row: -row.exposed_s)
     table = titled_table("exposed communication, mean over ranks and iterations")
     table.add_column("message", no_wrap=True)
     table.add_figures("size", "exposed", "waiting for\nthe slowest", "transferring")
-    for lane, name, nbytes, waiting_s, moving_s in rows[:_SHOWN]:
-        times = map(format_seconds, (waiting_s + moving_s, waiting_s, moving_s))
-        table.add_row(f"{lane} {name}", format_bytes(nbytes), *times)
+    for row in rows[:_SHOWN]:
+        times = map(format_seconds, (row.exposed_s, row.waiting_s, row.transferring_s))
+        table.add_row(f"{row.lane} {row.name}", format_bytes(row.nbytes), *times)
     if rows[_SHOWN:]:
-        rest_s = sum(row.waiting_s + row.transferring_s for row in rows[_SHOWN:])
+        rest_s = sum(row.exposed_s for row in rows[_SHOWN:])
         table.caption = f"  and {len(rows) - _SHOWN} more, {format_seconds(rest_s)} together"
     return table
 

@@ -373,19 +373,18 @@ def _units(timeline: Timeline, found: Explanation) -> Iterator[str]:
     """Say which gathers and pushes of units are exposed, the longest first."""
     if found.exchange != FSDP:
         return
-    rows = exposures(timeline).by_message()
+    rows = sorted(exposures(timeline).by_message(), key=lambda row: -row.exposed_s)
     spans = timeline.columns
     details = dict(zip(spans.name.tolist(), spans.detail.tolist(), strict=True))
     of = {spans.texts[name]: spans.texts[detail] for name, detail in details.items()}
     for lane, what in (("pull", "gathers"), ("push", "pushes")):
         mine = [row for row in rows if row.lane == lane]
-        exposed = [row for row in mine if row.waiting_s + row.transferring_s > 0]
-        whole_s = sum(row.waiting_s + row.transferring_s for row in exposed)
+        exposed = [row for row in mine if row.exposed_s > 0]
+        whole_s = sum(row.exposed_s for row in exposed)
         if whole_s < WORTH * found.iteration_s:
             continue
         named = [
-            f"{_unit(row.name, of.get(row.name, ''))} "
-            f"{format_seconds(row.waiting_s + row.transferring_s)}"
+            f"{_unit(row.name, of.get(row.name, ''))} {format_seconds(row.exposed_s)}"
             for row in exposed[:_FIRST]
         ]
         more = ", .." if len(exposed) > _FIRST else ""

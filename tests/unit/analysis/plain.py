@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from syncopate.analysis.intervals import Interval, intersection, length_s, near, union, without
-from syncopate.analysis.phases import COMMUNICATION, COMPUTATION, stalled
-from syncopate.artifacts.timeline import Span, Timeline
+from syncopate.analysis.phases import COMMUNICATION, COMPUTATION
+from syncopate.artifacts.timeline import PAUSES, Span, Timeline
 
 Message = tuple[Span, ...]
 """The spans of one message, by rank."""
@@ -16,7 +16,8 @@ Message = tuple[Span, ...]
 
 def computing(spans: Sequence[Span]) -> list[Interval]:
     busy = union((span.start_s, span.end_s) for span in spans if span.lane in COMPUTATION)
-    return without(busy, union(stalled(spans)))
+    waits = (span for span in spans if span.lane == "wait" and span.name not in PAUSES)
+    return without(busy, union((span.start_s, span.end_s) for span in waits))
 
 
 def phases(timeline: Timeline) -> list[tuple[float, ...]]:

@@ -134,7 +134,8 @@ def test_exposure_adds_up_to_that_of_the_phases():
         mine = [
             e for e in exposures(timeline) if (e.rank, e.iteration) == (phase.rank, phase.iteration)
         ]
-        assert sum(e.exposed_s for e in mine) == pytest.approx(phase.exposed_communication_s)
+        exposed_s = sum(e.waiting_s + e.transferring_s for e in mine)
+        assert exposed_s == pytest.approx(phase.exposed_communication_s)
         for one in mine:
             assert sum(one.waited_for_s.values()) == pytest.approx(one.waiting_s)
             assert one.rank not in one.waited_for_s

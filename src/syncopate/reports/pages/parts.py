@@ -9,15 +9,15 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from syncopate.analysis.collectives import bandwidths, is_served
 from syncopate.analysis.evidence.noise import quantile
-from syncopate.analysis.exposure import exposures
+from syncopate.analysis.exposure import MessageExposure, exposures
 from syncopate.analysis.path import Segment, critical_path
 from syncopate.analysis.phases import mean, phases
 from syncopate.analysis.ranks.stragglers import stragglers
@@ -25,7 +25,6 @@ from syncopate.analysis.round_trips import mean_round_trips
 from syncopate.analysis.work import Work, steady, works
 from syncopate.artifacts.timeline import Timeline
 from syncopate.artifacts.timelines.round_trip import STAGES, RoundTrip
-from syncopate.artifacts.timelines.spans import LANES, coded
 from syncopate.reports.pages.evidence import alike
 from syncopate.reports.pages.spans import Chosen, iteration_bounds
 from syncopate.reports.round_trips import longest_stage
@@ -104,70 +103,36 @@ def buckets(timeline: Timeline) -> dict[str, Any]:
         (one.lane, one.name): " ".join(filter(None, (one.algorithm, one.collective)))
         for one in sent
     }
-    rows = _bucket_rows(timeline, {one.iteration for one in sent})
-    longest_s = max((sum(row[3:]) for row in rows), default=0.0) or 1.0
+    rows = exposures(timeline).by_message({one.iteration for one in sent})
+    rows.sort(key=lambda row: row.start_s)
+    longest_s = max((sum(_times_s(row)) for row in rows), default=0.0) or 1.0
     return {
         "count": count,
         "of": of,
         "more": max(len(rows) - _BUCKETS, 0),
         "rows": [
             {
-                "name": f"{lane} {name}",
-                "how": words.get((lane, name), ""),
-                "size": format_bytes(nbytes),
-                "exposed": _seconds(waiting_s + moving_s),
-                "waiting": _seconds(waiting_s),
-                "moving": _seconds(moving_s),
-                "hidden": _seconds(hidden_s),
-                "shares": [100 * s / longest_s for s in (waiting_s, moving_s, hidden_s)],
+                "name": f"{row.lane} {row.name}",
+                "how": words.get((row.lane, row.name), ""),
+                "size": format_bytes(row.nbytes),
+                "exposed": _seconds(row.exposed_s),
+                "waiting": _seconds(row.waiting_s),
+                "moving": _seconds(row.transferring_s),
+                "hidden": _seconds(row.hidden_s),
+                "shares": [100 * seconds / longest_s for seconds in _times_s(row)],
             }
-            for lane, name, nbytes, waiting_s, moving_s, hidden_s in _largest(rows)
+            for row in _largest(rows)
         ],
     }
 
 
-class _Bucket(NamedTuple):
-    """The messages of one name and lane, in the mean over ranks and iterations."""
-
-    lane: str
-    name: str
-    nbytes: int
-    waiting_s: float
-    moving_s: float
-    hidden_s: float
+def _times_s(row: MessageExposure) -> tuple[float, float, float]:
+    return row.waiting_s, row.transferring_s, row.hidden_s
 
 
-def _bucket_rows(timeline: Timeline, iterations: Collection[int]) -> list[_Bucket]:
-    """Return the messages of some iterations, in the order in which they first began."""
-    found = exposures(timeline)
-    kept = np.flatnonzero(np.isin(found.spans.iteration, list(iterations)))
-    spans = found.spans.take(kept)
-    if not len(spans):
-        return []
-    each = len(np.unique(coded([spans.iteration, spans.rank])))
-    _, first, group = np.unique(
-        coded([spans.lane, spans.name]), return_index=True, return_inverse=True
-    )
-    waiting_s = np.bincount(group, found.waiting_s[kept]) / each
-    moving_s = np.bincount(group, found.transferring_s[kept]) / each
-    lasts_s = np.bincount(group, spans.end_s - spans.start_s) / each
-    nbytes = np.zeros(len(first), np.int64)
-    np.maximum.at(nbytes, group, spans.nbytes)
-    hidden_s = np.maximum(lasts_s - waiting_s - moving_s, 0.0)
-    return [
-        _Bucket(
-            LANES[spans.lane[first[at]]],
-            spans.texts[spans.name[first[at]]],
-            int(nbytes[at]),
-            *(float(column[at]) for column in (waiting_s, moving_s, hidden_s)),
-        )
-        for at in np.argsort(spans.start_s[first], kind="stable").tolist()
-    ]
-
-
-def _largest(rows: Sequence[_Bucket]) -> list[_Bucket]:
+def _largest(rows: Sequence[MessageExposure]) -> list[MessageExposure]:
     """Return the rows in their order, of too many those with the most exposed time."""
-    kept = set(sorted(rows, key=lambda row: -row.waiting_s - row.moving_s)[:_BUCKETS])
+    kept = set(sorted(rows, key=lambda row: -row.exposed_s)[:_BUCKETS])
     return [row for row in rows if row in kept]
 
 
