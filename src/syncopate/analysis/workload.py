@@ -104,7 +104,9 @@ def recorded_workload(timeline: Timeline) -> Workload:
         forward_s=forward_s,
         backward_s=max(backward_s, sum(tensor.backward_s for tensor in tensors)) * _SLACK,
         update_s=_update_s(timeline, kept),
-        interference=recorded_overlap(_of(timeline.columns, counted)),
+        interference=recorded_overlap(
+            timeline.columns.take(np.isin(timeline.columns.iteration, sorted(counted)))
+        ),
         metadata={
             "recorded": timeline.name,
             "ranks": str(timeline.world_size),
@@ -150,11 +152,6 @@ _COPIED = ("device", "batch", "torch")
 def _refuse(timeline: Timeline, lacking: str) -> None:
     rule = f"one of a data-parallel training, with {lacking}; a workload of `syncopate profile` "
     raise InvalidValueError("timeline", timeline.name, rule + "says the same")
-
-
-def _of(spans: Spans, counted: set[int]) -> Spans:
-    """Return what belongs to some iterations."""
-    return spans.take(np.isin(spans.iteration, sorted(counted)))
 
 
 def _usual_s(found: Sequence[Work], lane: str) -> float:

@@ -14,18 +14,18 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from syncopate.analysis.causes.counterfactuals import WORTH
-from syncopate.analysis.causes.explanation import (
+from syncopate.analysis.causes.explanation import Explanation
+from syncopate.analysis.causes.trial import (
     BATCHES,
     CONGESTION,
+    GROUP,
     PIPELINE,
     PLAN,
     SLOW_SERVER,
     STAGES,
     TRANSFERS,
     Cause,
-    Explanation,
 )
-from syncopate.analysis.causes.trial import GROUP
 from syncopate.analysis.collectives import bandwidths
 from syncopate.analysis.exposure import exposures
 from syncopate.analysis.ranks.arrivals import lateness

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from syncopate.analysis.causes.counterfactuals import WORTH
-from syncopate.analysis.causes.explanation import PLAN, TRANSFERS, Cause, Explanation
+from syncopate.analysis.causes.explanation import Explanation
+from syncopate.analysis.causes.trial import PLAN, TRANSFERS, Cause
 from syncopate.analysis.collectives import EXCHANGE
 from syncopate.analysis.ranks.arrivals import handing_over_s
 from syncopate.analysis.ranks.stragglers import SERVER

@@ -10,7 +10,8 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 
-from syncopate.analysis.causes.explanation import Cause, Explanation, explanation
+from syncopate.analysis.causes.explanation import Explanation, explanation
+from syncopate.analysis.causes.trial import Cause
 from syncopate.analysis.phases import COMPUTATION
 from syncopate.analysis.ranks.arrivals import lateness
 from syncopate.artifacts.cluster import Cluster

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from syncopate.analysis.causes.explanation import SLOW_SERVER, explanation
+from syncopate.analysis.causes.explanation import explanation
+from syncopate.analysis.causes.trial import SLOW_SERVER
 from syncopate.analysis.evidence.servers import Servers
 from syncopate.analysis.replay import Replay
 from syncopate.cli import main

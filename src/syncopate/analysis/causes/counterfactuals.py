@@ -122,8 +122,7 @@ class Counterfactuals:
     # -- what is unusual -----------------------------------------------------------------------
 
     def _find(self) -> None:
-        """Find what ranks differ in."""
-        self._usual_s = self._median(self._parts_s)
+        self._usual_s = usual(self._parts_s, self._counted)
         self._pace, self._slowed = paces(self._parts_s, self._usual_s, self.stages.pipelines)
         self.uneven = self._is_uneven()
         level = self._parts_s.copy()
@@ -146,16 +145,12 @@ class Counterfactuals:
         alike = [*self.stages.alike, *self._mates]
         self._beside = Beside(self._level, self._counted, alike)
         self.slower = self._beside.slower(
-            range(3), self._median(self._level), self._there, WORTH / 2 * self.computing_s
+            range(3), usual(self._level, self._counted), self._there, WORTH / 2 * self.computing_s
         )
         self._even_pace = self._found_even_pace()
         self.starved = self._found_starved()
         self._shares = Shares(self._replay, self.ranks)
         self._shapes = Shapes(self._rank, self._at, self._lane, self._tasks_s)
-
-    def _median(self, parts_s: Times) -> Times:
-        """Return each rank's usual value."""
-        return usual(parts_s, self._counted)
 
     @property
     def apart(self) -> float:
@@ -345,7 +340,7 @@ class Counterfactuals:
 
     def evened(self, changed: Changed) -> None:
         """Let the stages of each pipeline usually compute equally long."""
-        usual_s = self._median(self._level)[:, _PASSES]
+        usual_s = usual(self._level, self._counted)[:, _PASSES]
         changed.parts_s[..., _PASSES] *= self.stages.factors(usual_s, self.slower)[:, None]
 
     def as_usual(self, changed: Changed, rank: int) -> None:
@@ -408,10 +403,6 @@ class Counterfactuals:
     def with_good_links(self, changed: Changed) -> None:
         """Let messages of links that are known to be slow take as long as those of the others."""
         changed.durations.transfers_s *= self.slow.bytes_per_s / self.slow.expected_bytes_per_s
-
-    def with_good_server(self, changed: Changed, server: int) -> None:
-        """Let messages of a slow server take as long as those of the others."""
-        self.servers.like_others(changed.durations, server)
 
     def flowing(self, changed: Changed) -> tuple[int, ...]:
         """Shorten transfers of iterations that have unusually long ones; return these."""

@@ -44,12 +44,8 @@ import numpy as np
 
 from syncopate.analysis.causes.counterfactuals import Counterfactuals
 from syncopate.analysis.causes.trial import (
-    BATCHES,
-    CONGESTION,
     PIPELINE,
-    PLAN,
     SLOW_SERVER,
-    STAGES,
     TRANSFERS,
     TRUSTED,
     Cause,
@@ -69,19 +65,6 @@ from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.timeline import Timeline
 from syncopate.artifacts.timelines.round_trip import RoundTrip
 from syncopate.artifacts.timelines.spans import Spans, coded
-
-__all__ = [
-    "BATCHES",
-    "CONGESTION",
-    "PIPELINE",
-    "PLAN",
-    "SLOW_SERVER",
-    "STAGES",
-    "TRANSFERS",
-    "Cause",
-    "Explanation",
-    "explanation",
-]
 
 _EXPLAINED = 1 / 3
 """Causes and noise explain at least this part of what ranks wait for each other."""

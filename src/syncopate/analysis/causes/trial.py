@@ -21,7 +21,7 @@ import numpy as np
 from syncopate.analysis.causes.counterfactuals import WORTH, Counterfactuals, free
 from syncopate.analysis.causes.faults import by_iteration, by_size
 from syncopate.analysis.collectives import is_served
-from syncopate.analysis.evidence.groups import SlowGroups, slow_groups
+from syncopate.analysis.evidence.groups import slow_groups
 from syncopate.analysis.evidence.noise import interval_s
 from syncopate.analysis.ranks.arrivals import clock_error_s
 from syncopate.analysis.ranks.stragglers import COMPUTE, LINK, PAUSE, SERVER
@@ -168,7 +168,8 @@ class Trial:
             if name != INPUT and without.paused(rank, name):
                 yield Part(name, (rank,), partial(without.without_pause, rank=rank, name=name))
         for server in without.servers.slow:
-            yield Part(SLOW_SERVER, (server,), partial(without.with_good_server, server=server))
+            change = partial(without.servers.like_others, server=server)
+            yield Part(SLOW_SERVER, (server,), change)
         yield from self._links()
         if without.pausing is not None:  # else it is noise, and the network has its part
             yield Part(CONGESTION, (), without.flowing)
@@ -182,7 +183,7 @@ class Trial:
             yield Part(LINK, (rank,), partial(without.messages.on_time, rank=rank))
         for one in self._slow:
             known = tuple(rank for rank in one.ranks if rank in without.messages.linked)
-            yield Part(LINK, known or one.ranks, partial(_like_others, groups=one))
+            yield Part(LINK, known or one.ranks, one.like_others)
 
     def causes(self) -> tuple[Cause, ...]:
         """Return the causes that are worth a word, the greatest gain first.
@@ -193,7 +194,9 @@ class Trial:
         groups, found = self._worth(self._groups(), least_s)
         if any(cause.ranks for cause in found):
             _, found = self._worth([(self._noisy,), *groups], least_s)
-        bounds = (self._transfers(), self._pipeline())
+        lost_s = self.bubble_s
+        pipeline = Cause(PIPELINE, (), lost_s, alone_s=lost_s, low_s=lost_s, high_s=lost_s)
+        bounds = (self._transfers(), pipeline)
         found += [cause for cause in bounds if cause.gain_s > least_s]
         # Of what is left when all others are gone, only what it gives by itself counts before them.
         gains_s = {id(cause): min(cause.gain_s, cause.alone_s) for cause in bounds}
@@ -309,15 +312,12 @@ class Trial:
         if not 1 < len(found) <= _TRIED:
             return [list(same)]
         faults = [[by_rank[rank] for rank in ranks] for ranks in found]
-        all_s, *left_s = self._without_these(faults).mean(axis=1).tolist()
+        rows = [self._parts, *(self._but(one, self._parts) for one in faults)]
+        all_s, *left_s = self._lasting(rows).mean(axis=1).tolist()
         least_s = WORTH * _TIMES.get(kind, 1.0) * self.played_s
         great = [one for one, s in zip(faults, left_s, strict=True) if s - all_s > least_s]
         small = [one for mine in faults if mine not in great for one in mine]
         return [*great, small] if small else great
-
-    def _without_these(self, groups: Sequence[Sequence[Part]]) -> Times:
-        """Return how long iterations take without all causes, and without all but one of groups."""
-        return self._lasting([self._parts, *(self._but(one, self._parts) for one in groups)])
 
     def _shared_out(self, groups: Sequence[tuple[Part, ...]]) -> list[tuple[Cause, bool]]:
         """Return causes with their parts of what they gain together, and whether each surely gains.
@@ -359,19 +359,7 @@ class Trial:
             high_s=high_s,
         )
 
-    def _pipeline(self) -> Cause:
-        """Return the time that stages wait for each other, beyond even work without waits."""
-        return Cause(
-            PIPELINE,
-            (),
-            self.bubble_s,
-            alone_s=self.bubble_s,
-            low_s=self.bubble_s,
-            high_s=self.bubble_s,
-        )
-
     def _cause(self, group: Sequence[Part], gain_s: float) -> Cause:
-        """Return a cause with what is known of it."""
         kind, without = group[0].kind, self._without
         ranks = tuple(dict.fromkeys(rank for one in group for rank in one.ranks))
         where: set[int] = set()
@@ -400,8 +388,3 @@ class Trial:
         elif kind == LINK and without.slow.ranks:
             figures = ("", without.slow.bytes_per_s, without.slow.expected_bytes_per_s)
         return Cause(kind, ranks, gain_s, tuple(sorted(where)), *figures)
-
-
-def _like_others(changed: Changed, groups: SlowGroups) -> None:
-    """Let messages of groups with a slow link take as long as those of the groups like them."""
-    groups.like_others(changed.durations)

@@ -19,7 +19,7 @@ import numpy as np
 
 from syncopate.analysis.collectives import is_served
 from syncopate.analysis.evidence.pipeline import SEND, stages
-from syncopate.analysis.replay import Durations, Replay
+from syncopate.analysis.replay import Changed, Replay
 from syncopate.analysis.work import SEVERAL
 from syncopate.artifacts.timelines.spans import Numbers, Times
 
@@ -43,9 +43,9 @@ class SlowGroups(NamedTuple):
     rows: Numbers
     factors: Times
 
-    def like_others(self, durations: Durations) -> None:
+    def like_others(self, changed: Changed) -> None:
         """Let messages take as long as those of the groups like theirs."""
-        moved_s = durations.transfers_s
+        moved_s = changed.durations.transfers_s
         moved_s[self.rows] = np.where(
             moved_s[self.rows] > 0, moved_s[self.rows] * self.factors, moved_s[self.rows]
         )
@@ -143,11 +143,6 @@ def _in_common(replay: Replay, slow: Sequence[_Slow]) -> Iterator[SlowGroups]:
         sets = [row.ranks for row in rows]
         ranks = frozenset.intersection(*sets) or frozenset.union(*sets)
         ranks = ranks.difference(*(row.well for row in rows)) or ranks
-        parts = [_parts(replay, row.messages) for row in rows]
+        parts = [np.flatnonzero(np.isin(replay.messages.of, row.messages)) for row in rows]
         factors = [np.full(len(own), row.share) for own, row in zip(parts, rows, strict=True)]
         yield SlowGroups(tuple(sorted(ranks)), np.concatenate(parts), np.concatenate(factors))
-
-
-def _parts(replay: Replay, messages: Numbers) -> Numbers:
-    found = replay.messages
-    return np.flatnonzero(np.isin(found.of, messages))

@@ -19,7 +19,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from syncopate.analysis.evidence.noise import exceeds
-from syncopate.analysis.replay import Durations, Replay
+from syncopate.analysis.replay import Changed, Durations, Replay
 from syncopate.analysis.round_trips import mean_round_trips
 from syncopate.artifacts.timelines.round_trip import STAGES, RoundTrip
 from syncopate.artifacts.timelines.spans import LANES
@@ -141,7 +141,7 @@ class Servers:
         _, stage, own_s, others_s = max(found)
         return stage, own_s, others_s
 
-    def like_others(self, durations: Durations, server: int) -> None:
+    def like_others(self, changed: Changed, server: int) -> None:
         """End messages when they would end if a server were as fast as the others.
 
         Acknowledgements of its pushes come as soon after them as those of the others.
@@ -166,10 +166,10 @@ class Servers:
                 theirs = [tail_s for what, tail_s in tails_s.items() if what not in own]
                 for what in own:
                     tail_s = tails_s[what] - statistics.median(theirs) if theirs else 0.0
-                    self._shorten(durations, (lane, what, *turn), less_s[what] + max(tail_s, 0.0))
+                    by_s = less_s[what] + max(tail_s, 0.0)
+                    self._shorten(changed.durations, (lane, what, *turn), by_s)
 
     def _end_s(self, message: _Message, otherwise_s: float) -> float:
-        """Return when a message ended."""
         ends_s = self._replay.parts.end_s[self._parts.get(message, [])]
         return float(ends_s.max()) if len(ends_s) else otherwise_s
 

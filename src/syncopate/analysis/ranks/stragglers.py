@@ -109,7 +109,8 @@ def own_times(
     for one in work:
         if one.iteration in counted:
             by_rank[one.rank].append(one)
-    after_s = _after_the_last(messages, numbers)
+    spans = messages.spans.take(messages.rows)
+    after_s = _sums(spans.iteration, spans.rank, spans.end_s - messages.moves_s, numbers)
     found: dict[int, dict[str, float]] = {}
     for rank, mine in by_rank.items():
         computing_s, waiting_s = [w.computation_s for w in mine], [w.input_s for w in mine]
@@ -131,12 +132,6 @@ def unusual_s(values_s: Sequence[float], least_s: float) -> float:
     usual_s = usual(values_s)
     excess = [value - usual_s for value in values_s]
     return sum(over for over in excess if over > least_s) / len(values_s)
-
-
-def _after_the_last(messages: Collectives, numbers: Sequence[int]) -> dict[tuple[int, int], float]:
-    """Return how long the messages of an iteration and rank took after the last arrivals."""
-    spans = messages.spans.take(messages.rows)
-    return _sums(spans.iteration, spans.rank, spans.end_s - messages.moves_s, numbers)
 
 
 def _caused(
