@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from syncopate.analysis.replay.changed import Changed
-from syncopate.analysis.replay.played import Durations, Replay
+from syncopate.analysis.replay.played import Changed, Durations, Replay
 
 __all__ = ["Changed", "Durations", "Replay"]

@@ -30,8 +30,8 @@ from syncopate.analysis.evidence.clocks import straightened
 from syncopate.analysis.evidence.links import RECORDED
 from syncopate.analysis.exposure import exposures
 from syncopate.analysis.phases import COMMUNICATION, phases
-from syncopate.analysis.replay.flows import Flow, Played, Player, Program, swept
-from syncopate.analysis.replay.links import EqualLinks
+from syncopate.analysis.replay.flows import Played, Player, Program, swept
+from syncopate.analysis.replay.links import EqualLinks, Flow
 from syncopate.analysis.replay.played import Replay, by_turns
 from syncopate.analysis.replay.program import POOL_IN, POOL_OUT, program_of
 from syncopate.analysis.replay.rank import PULL
@@ -141,7 +141,9 @@ def played_on(timeline: Timeline, there: Network, here: Network | None = None) -
     else:
         known = _price(run, program, there, here)
         played = Player(program, EqualLinks(program.flows, capacity_of(run, there))).play()
-    _require_over(timeline, played)
+    if math.isnan(played.tasks_s.sum() + played.ends_s.sum()):
+        rule = "one in which nothing waits for itself: its times contradict each other"
+        raise InvalidValueError("timeline", timeline.name, rule)
     spans = _spans(run, program, played)
     alike = timeline.alike
     metadata = {k: v for k, v in timeline.metadata.items() if k not in _NOT_COPIED}
@@ -182,13 +184,6 @@ def kept_of(timeline: Timeline) -> tuple[Timeline, tuple[int, int] | None]:
         rule = "a run whose ranks communicate: no push or pull is recorded"
         raise InvalidValueError("timeline", timeline.name, rule)
     return kept, between
-
-
-def _require_over(timeline: Timeline, played: Played) -> None:
-    """Refuse a run in which something waits for what never happens."""
-    if math.isnan(played.tasks_s.sum() + played.ends_s.sum()):
-        rule = "one in which nothing waits for itself: its times contradict each other"
-        raise InvalidValueError("timeline", timeline.name, rule)
 
 
 # -- prices ------------------------------------------------------------------------------------
@@ -274,6 +269,7 @@ def messages_of(run: Replay) -> list[Message]:
     nbytes = found.most(spans.nbytes).tolist() if len(found) else []
     at = found.rows[found.first]
     details = [spans.texts[place] for place in spans.detail[at].tolist()]
+    algorithms = [detail.partition("(")[0].strip() for detail in details]
     names = [found.names[kind] for kind in found.kinds.tolist()]
     ranks: list[tuple[int, ...]] = [()] * len(names)
     if timeline.groups:
@@ -284,14 +280,7 @@ def messages_of(run: Replay) -> list[Message]:
                 first, count = found.first[message], found.sizes[message]
                 own = run.parts.rank[first : first + count].tolist()
                 ranks[message] = tuple(own if len(own) == 2 or not group else group)
-    return [
-        Message(*fields) for fields in zip(names, map(_plain, details), nbytes, ranks, strict=True)
-    ]
-
-
-def _plain(detail: str) -> str:
-    """Return the algorithm that a span's detail names."""
-    return detail.partition("(")[0].strip()
+    return [Message(*fields) for fields in zip(names, algorithms, nbytes, ranks, strict=True)]
 
 
 # -- the timeline ------------------------------------------------------------------------------

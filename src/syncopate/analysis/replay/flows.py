@@ -15,45 +15,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import heappop, heappush
 
 import numpy as np
 
-from syncopate.analysis.replay.links import EqualLinks, Links
+from syncopate.analysis.replay.links import EqualLinks, Flow, TurnLinks
 from syncopate.artifacts.timelines.spans import Times
 
 _BEGIN, _END, _REACH, _START, _FLOW, _OVER, _MOVED = range(7)
 _SLACK_S = 1e-12
-
-
-@dataclass
-class Flow:
-    """The flows under way at once.
-
-    Attributes:
-        parts: in the order in which they are over.
-        links: that it shares.
-        waits: for how many starts and ends of others it waits.
-        start_s: when it was recorded to move.
-        message: that it is of.
-        share: which part of the message it carries.
-        startup_s: for how long it needs no link.
-        progress_s: how far it has come when each part is over.
-        turn: on links that flows have by turns, those of a lower one come first.
-        count: for how many flows it stands: ranks that do the same are played once.
-    """
-
-    parts: list[int]
-    links: tuple[int, ...]
-    waits: int
-    start_s: float
-    message: int
-    share: float = 1.0
-    startup_s: float = 0.0
-    progress_s: list[float] = field(default_factory=list)
-    turn: int = 0
-    count: int = 1
 
 
 @dataclass
@@ -160,7 +131,7 @@ class Player:
         links: that its flows share, with none on them yet.
     """
 
-    def __init__(self, program: Program, links: Links) -> None:
+    def __init__(self, program: Program, links: EqualLinks | TurnLinks) -> None:
         self._of = program
         self._links = links
         self._heap: list[tuple[float, int, int, int]] = []

@@ -13,34 +13,39 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from dataclasses import dataclass, field
 
 _FULL = 1e-9
 """A link of which a smaller part is left is full."""
 
 
-class OnLinks(Protocol):
-    """A flow, as links know it.
+@dataclass
+class Flow:
+    """What moves of a message, on the links that it shares.
 
     Attributes:
+        parts: in the order in which they are over.
         links: that it shares.
-        turn: flows of a lower one come first.
-        count: for how many flows it stands that move alike on other ranks.
+        waits: for how many starts and ends of others it waits.
+        start_s: when it was recorded to move.
+        message: that it is of.
+        share: which part of the message it carries.
+        startup_s: for how long it needs no link.
+        progress_s: how far it has come when each part is over.
+        turn: on links that flows have by turns, those of a lower one come first.
+        count: for how many flows it stands: ranks that do the same are played once.
     """
 
+    parts: list[int]
     links: tuple[int, ...]
-    turn: int
-    count: int
-
-
-class Links(Protocol):
-    """Which flows are on which links, and what they get of them."""
-
-    def change(self, flow: int, on: bool) -> set[int]:
-        """Put a flow on its links, or take it off; return all flows of which rates may differ."""
-
-    def rate(self, flow: int) -> float:
-        """Return at which rate a flow moves, relative to what it has alone."""
+    waits: int
+    start_s: float
+    message: int
+    share: float = 1.0
+    startup_s: float = 0.0
+    progress_s: list[float] = field(default_factory=list)
+    turn: int = 0
+    count: int = 1
 
 
 class EqualLinks:
@@ -51,7 +56,7 @@ class EqualLinks:
         capacity: of each link that has another one than 1.
     """
 
-    def __init__(self, flows: Sequence[OnLinks], capacity: Mapping[int, float]) -> None:
+    def __init__(self, flows: Sequence[Flow], capacity: Mapping[int, float]) -> None:
         self._flows, self._capacity = flows, capacity
         self._on: dict[int, set[int]] = defaultdict(set)
 
@@ -89,7 +94,7 @@ class TurnLinks:
 
     def __init__(
         self,
-        flows: Sequence[OnLinks],
+        flows: Sequence[Flow],
         capacity: Mapping[int, float],
         many: Iterable[int] = (),
     ) -> None:
@@ -137,7 +142,6 @@ class TurnLinks:
         return rates
 
     def _held(self, flow: int, left: dict[int, float]) -> bool:
-        """Say whether a link of a flow is full."""
         return any(left.get(link, 1.0) <= 0 for link, _ in self._uses[flow])
 
     def _grow(self, growing: list[int], left: dict[int, float], rates: dict[int, float]) -> None:

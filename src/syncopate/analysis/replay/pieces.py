@@ -10,8 +10,7 @@ import numpy as np
 from syncopate.analysis import sweep
 from syncopate.analysis.intervals import Interval, near, without
 from syncopate.analysis.phases import COMPUTATION
-from syncopate.artifacts.timelines.spans import LANES, Mask, Numbers, Spans
-from syncopate.artifacts.timelines.spans import Times as Seconds
+from syncopate.artifacts.timelines.spans import LANES, Mask, Numbers, Spans, Times
 
 SEAM_S = 2e-5
 """Computation of one lane that goes on within this time is one task."""
@@ -31,15 +30,13 @@ _FORWARD, _BACKWARD = LANES.index("forward"), LANES.index("backward")
 class Pieces(NamedTuple):
     """Stretches of computation by start; each field is a column."""
 
-    start_s: Seconds
-    end_s: Seconds
+    start_s: Times
+    end_s: Times
     lane: Numbers
     iteration: Numbers
 
 
 class _Piece(NamedTuple):
-    """A stretch of computation."""
-
     start_s: float
     end_s: float
     lane: int
@@ -132,7 +129,7 @@ def _merged(stretches: Iterator[_Piece]) -> list[_Piece]:
     return found
 
 
-def without_small(every: Pieces, begun_s: Seconds, over_s: Seconds, channel_s: float) -> Pieces:
+def without_small(every: Pieces, begun_s: Times, over_s: Times, channel_s: float) -> Pieces:
     """Leave out what a rank does in the midst of a wait: short forwards and backwards.
 
     Profilers note them, and they are no step of the training: a message is open all the while, none
@@ -165,7 +162,7 @@ def without_small(every: Pieces, begun_s: Seconds, over_s: Seconds, channel_s: f
     return Pieces._make(column[~small] for column in every)
 
 
-def backward_ends_s(pieces: Pieces) -> tuple[Numbers, Seconds]:
+def backward_ends_s(pieces: Pieces) -> tuple[Numbers, Times]:
     """Return iterations, and when all gradients of each were there."""
     mine = pieces.lane == _BACKWARD
     lasts_s = pieces.end_s[mine] - pieces.start_s[mine]

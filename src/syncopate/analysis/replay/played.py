@@ -22,9 +22,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
 
 import numpy as np
 
@@ -32,10 +31,10 @@ from syncopate.analysis import sweep
 from syncopate.analysis.collectives import Collectives, collectives, is_served
 from syncopate.analysis.ranks.arrivals import arrivals, clock_error_s
 from syncopate.analysis.replay.events import Events
-from syncopate.analysis.replay.rank import BACKWARD, PULL, PUSH, UPDATE, Rank, Run, Starts, Tasks
+from syncopate.analysis.replay.rank import BACKWARD, PULL, PUSH, UPDATE, Parts, Rank, Run, Tasks
 from syncopate.analysis.work import steady
 from syncopate.artifacts.timeline import PULLS, SERVERS, SYNCHRONOUS, Timeline
-from syncopate.artifacts.timelines.spans import Mask, Numbers, Times, coded
+from syncopate.artifacts.timelines.spans import Numbers, Times, coded
 from syncopate.errors import InvalidValueError
 
 _PLANNED = "policy"
@@ -43,40 +42,6 @@ _PLANNED = "policy"
 
 _AT_ONCE = 1 << 24
 """Numbers that are held at once while changes are tried."""
-
-
-class Parts(NamedTuple):
-    """A message on each of its ranks, as the collectives have their rows; each field is a column.
-
-    Attributes:
-        message: which.
-        rank: where.
-        iteration: which it belongs to.
-        lane: a place in :data:`~syncopate.artifacts.timelines.spans.LANES`.
-        name: a place in the texts of the timeline's columns.
-        start_s: when it started.
-        end_s: when it was over for what waits for it.
-        task: the computation that it follows; -1 where there is none before.
-        share: how far that has come, in [0, 1].
-        delay_s: from there to when the message is ready.
-        after: the part that its start waits for; -1: none.
-        handover_s: from when it is ready and may start to its start.
-        queued: whether it waited for its channel, and nothing says since when.
-    """
-
-    message: Numbers
-    rank: Numbers
-    iteration: Numbers
-    lane: Numbers
-    name: Numbers
-    start_s: Times
-    end_s: Times
-    task: Numbers
-    share: Times
-    delay_s: Times
-    after: Numbers
-    handover_s: Times
-    queued: Mask
 
 
 @dataclass
@@ -100,16 +65,31 @@ class Durations:
 
     def copy(self) -> Durations:
         """Return a copy to change."""
-        return Durations(
-            self.tasks_s.copy(),
-            self.gaps_s.copy(),
-            self.transfers_s.copy(),
-            self.shares.copy(),
-            self.delays_s.copy(),
-        )
+        return Durations(**{name: own.copy() for name, own in vars(self).items()})
 
 
-@dataclass
+class Changed:
+    """A replay of which something is being removed.
+
+    Args:
+        parts_s: seconds by rank, iteration and part.
+        durations: as recorded.
+
+    Attributes:
+        parts_s: what is left.
+        without: names of pauses, and the places of ranks that no longer have them.
+        even_tasks: whether the tasks of a rank and lane in an iteration are equally long.
+        shaped: place of a rank and a part -> ranks; its tasks have the shape that theirs have.
+        durations: transfers and shares are changed here; tasks and gaps follow from the rest.
+    """
+
+    def __init__(self, parts_s: Times, durations: Durations) -> None:
+        self.parts_s, self.durations = parts_s.copy(), durations.copy()
+        self.even_tasks = False
+        self.shaped: dict[tuple[int, int], list[int]] = {}
+        self.without: dict[str, set[int]] = defaultdict(set)
+
+
 class Replay:
     """A timeline as tasks and messages.
 
@@ -119,7 +99,7 @@ class Replay:
     Attributes:
         messages: its collectives.
         tasks: of all ranks.
-        parts: of the messages, on each rank.
+        parts: of the messages, on each rank, as the collectives have their rows.
         recorded: the durations as they were.
         iterations: those that count.
         clocks_off_s: by how much clocks may be wrong, by what is known of them.
@@ -134,22 +114,8 @@ class Replay:
         InvalidValueError: nothing was computed, or its times contradict each other.
     """
 
-    timeline: Timeline
-    messages: Collectives = field(init=False)
-    tasks: Tasks = field(init=False)
-    parts: Parts = field(init=False)
-    recorded: Durations = field(init=False)
-    iterations: tuple[int, ...] = field(init=False)
-    clocks_off_s: float = field(init=False)
-    clocks_differ_s: float = field(init=False)
-    gates: Numbers = field(init=False)
-    others: Numbers = field(init=False)
-    pushed: Numbers = field(init=False)
-    early: Mask = field(init=False)
-    origin_s: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        timeline, spans = self.timeline, self.timeline.columns
+    def __init__(self, timeline: Timeline) -> None:
+        self.timeline, spans = timeline, timeline.columns
         self.messages = found = collectives(timeline)
         # No rank is done with these before the last has come, but by clocks that differ.
         before_s = (found.arrived_s - found.least(spans.end_s))[found.together]
@@ -172,7 +138,9 @@ class Replay:
         tasks = zip(*(rank.tasks for rank in ranks), strict=True)
         self.tasks = Tasks(*map(np.concatenate, tasks))
         self.iterations = steady(np.unique(self.tasks.iteration).tolist())
-        self.parts = _parts(found, ranks)
+        order = np.argsort(np.concatenate([rank.rows for rank in ranks]))
+        parts = zip(*(rank.parts for rank in ranks), strict=True)
+        self.parts = Parts(*(np.concatenate(column)[order] for column in parts))
         _ready_before(self.tasks, self.parts, found.spans.channel[found.rows].astype(np.int64))
         self.gates = np.concatenate([rank.gates for rank in ranks])
         del ranks
@@ -295,7 +263,6 @@ class Replay:
         return np.concatenate(at_s) - self.origin_s
 
     def _weights(self, of: Durations) -> Times:
-        """Return the weight of each edge."""
         tasks, parts, gates, others = self.tasks, self.parts, self.gates, self.others
         lasts_s = np.append(of.tasks_s, 0.0)  # a missing task takes no time
         return np.concatenate(
@@ -333,17 +300,6 @@ def by_turns(timeline: Timeline) -> bool:
     """Say whether they are sent side by side, and by priority: a plan has it so."""
     metadata = timeline.metadata
     return is_served(timeline) and _PLANNED in metadata and PULLS not in metadata
-
-
-def _parts(found: Collectives, ranks: Sequence[Rank]) -> Parts:
-    spans = found.spans.take(found.rows)
-    order = np.argsort(np.concatenate([rank.rows for rank in ranks]))
-    columns = zip(*(rank.starts for rank in ranks), strict=True)
-    starts = Starts(*(np.concatenate(column)[order] for column in columns))
-    return Parts(
-        found.of, spans.rank.astype(np.int64), spans.iteration, spans.lane.astype(np.int64),
-        spans.name.astype(np.int64), spans.start_s, *starts,
-    )  # fmt: skip
 
 
 def _ready_before(tasks: Tasks, parts: Parts, channel: Numbers) -> None:
@@ -393,20 +349,24 @@ def _pushed(timeline: Timeline, found: Collectives, parts: Parts) -> list[tuple[
     """
     if not is_synchronous(timeline):
         return []
-    pushes: dict[tuple[int, int], list[int]] = defaultdict(list)
-    first = found.first.tolist()
-    for index, row in enumerate(first):
-        if parts.lane[row] == PUSH:
-            pushes[int(parts.iteration[row]), int(parts.name[row])].append(index)
-    own = own_pushes(parts)
+    pushes, own = pushes_of(found, parts), own_pushes(parts)
     rows: list[tuple[int, int]] = []
-    for index, row in enumerate(first):
+    for index, row in enumerate(found.first.tolist()):
         if row not in own:
             continue
         mine = pushes[int(parts.iteration[own[row]]), int(parts.name[row])]
         if (found.arrived_s[mine] <= parts.end_s[row]).all():
             rows += [(index, push) for push in mine]
     return rows
+
+
+def pushes_of(found: Collectives, parts: Parts) -> dict[tuple[int, int], list[int]]:
+    """Return iteration and name -> the messages that are pushed, of all ranks."""
+    pushes: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for message, part in enumerate(found.first.tolist()):
+        if parts.lane[part] == PUSH:
+            pushes[int(parts.iteration[part]), int(parts.name[part])].append(message)
+    return pushes
 
 
 def own_pushes(parts: Parts) -> dict[int, int]:

@@ -17,8 +17,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from syncopate.analysis.collectives import is_served
-from syncopate.analysis.replay.flows import Flow, Program
-from syncopate.analysis.replay.played import Replay, is_synchronous, own_pushes
+from syncopate.analysis.replay.flows import Program
+from syncopate.analysis.replay.links import Flow
+from syncopate.analysis.replay.played import Replay, is_synchronous, own_pushes, pushes_of
 from syncopate.analysis.replay.rank import PULL, PUSH
 from syncopate.artifacts.timeline import AFTER_PUSHES, ANSWERS, PULLS, SERVER_COUNT, TOGETHER
 from syncopate.artifacts.timelines.spans import Numbers, Times, coded
@@ -265,11 +266,9 @@ def _answered(replay: Replay) -> tuple[list[list[int]], Times, dict[int, float]]
     lags_s: dict[int, float] = {}
     if replay.timeline.metadata.get(ANSWERS) != TOGETHER:
         return groups, came_s, lags_s
-    same: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
-    for message, part in enumerate(replay.messages.first.tolist()):
-        if parts.lane[part] == PUSH:
-            same[int(parts.iteration[part]), int(parts.name[part])].append((message, part))
-    for pushes in same.values():
+    first = replay.messages.first.tolist()
+    for messages in pushes_of(replay.messages, parts).values():
+        pushes = [(message, first[message]) for message in messages]
         last_s = max(float(parts.start_s[part]) for _, part in pushes)
         waiting = [(message, part) for message, part in pushes if parts.end_s[part] >= last_s]
         if len(waiting) < 2:
@@ -292,12 +291,11 @@ def _gated(replay: Replay, own: Mapping[int, int]) -> dict[int, list[int]]:
     if not is_synchronous(replay.timeline):
         pairs = {int(parts.message[pull]): [push] for pull, push in own.items()}
     else:
-        pushes: dict[tuple[int, int], list[int]] = defaultdict(list)
-        for part in found.first.tolist():
-            if parts.lane[part] == PUSH:
-                pushes[int(parts.iteration[part]), int(parts.name[part])].append(part)
+        pushes = pushes_of(found, parts)
         pairs = {
-            int(parts.message[pull]): pushes[int(parts.iteration[push]), int(parts.name[push])]
+            int(parts.message[pull]): found.first[
+                pushes[int(parts.iteration[push]), int(parts.name[push])]
+            ].tolist()
             for pull, push in own.items()
         }
     over_s = parts.end_s[found.first]
@@ -308,7 +306,6 @@ def _gated(replay: Replay, own: Mapping[int, int]) -> dict[int, list[int]]:
 
 
 def _served_links(replay: Replay) -> list[tuple[int, ...]]:
-    """Return the links of each message to or from servers."""
     first = replay.messages.first
     ranks, lanes = replay.parts.rank[first].tolist(), replay.parts.lane[first].tolist()
     return [

@@ -41,8 +41,7 @@ from syncopate.analysis.phases import stalling
 from syncopate.analysis.replay.pieces import SEAM_S, backward_ends_s, pieces_of, without_small
 from syncopate.analysis.replay.turns import in_turn
 from syncopate.artifacts.timeline import PAUSES
-from syncopate.artifacts.timelines.spans import LANES, Mask, Numbers, coded
-from syncopate.artifacts.timelines.spans import Times as Seconds
+from syncopate.artifacts.timelines.spans import LANES, Mask, Numbers, Times, coded
 
 FORWARD, BACKWARD, PUSH, UPDATE, PULL = (
     LANES.index(lane) for lane in ("forward", "backward", "push", "update", "pull")
@@ -70,8 +69,8 @@ class Run(NamedTuple):
 
     origin_s: float
     off_s: float
-    served: bool = False
-    by_turns: bool = False
+    served: bool
+    by_turns: bool
 
 
 class Tasks(NamedTuple):
@@ -91,46 +90,45 @@ class Tasks(NamedTuple):
     rank: Numbers
     iteration: Numbers
     lane: Numbers
-    start_s: Seconds
-    end_s: Seconds
-    gap_s: Seconds
+    start_s: Times
+    end_s: Times
+    gap_s: Times
     opens: Mask
     previous: Numbers
 
 
-class Starts(NamedTuple):
-    """How messages start on one rank, and when they were over for what waits for them.
-
-    Each field is a column.
+class Parts(NamedTuple):
+    """A message on each of its ranks; each field is a column.
 
     Attributes:
-        end_s: when it was over.
+        message: which.
+        rank: where.
+        iteration: which it belongs to.
+        lane: a place in :data:`~syncopate.artifacts.timelines.spans.LANES`.
+        name: a place in the texts of the timeline's columns.
+        start_s: when it started.
+        end_s: when it was over for what waits for it.
         task: the computation that it follows; -1 where there is none before.
         share: how far that has come, in [0, 1].
         delay_s: from there to when the message is ready.
-        after: the row of the message that it waits for; -1: none.
+        after: the part that its start waits for; -1: none.
         handover_s: from when it is ready and may start to its start.
-        queued: whether it is a push that waited for its channel, and nothing says since when.
+        queued: whether it waited for its channel, and nothing says since when.
     """
 
-    end_s: Seconds
-    task: Numbers
-    share: Seconds
-    delay_s: Seconds
-    after: Numbers
-    handover_s: Seconds
-    queued: Mask
-
-
-class _Messages(NamedTuple):
-    """The messages of a rank by start; each field is a column."""
-
-    start_s: Seconds
-    lane: Numbers
+    message: Numbers
+    rank: Numbers
     iteration: Numbers
+    lane: Numbers
     name: Numbers
-    channel: Numbers
-    known_s: Seconds
+    start_s: Times
+    end_s: Times
+    task: Numbers
+    share: Times
+    delay_s: Times
+    after: Numbers
+    handover_s: Times
+    queued: Mask
 
 
 class Rank:
@@ -147,7 +145,7 @@ class Rank:
     Attributes:
         rows: its messages, as rows of the collectives, by start.
         tasks: by start.
-        starts: of each message.
+        parts: its messages, likewise.
         gates: which task waits for which row, a pair in each row.
     """
 
@@ -168,13 +166,16 @@ class Rank:
         pauses = spans.in_lanes("wait") & spans.named(PAUSES)
         self._paused_s = np.sort(spans.end_s[pauses])
         stalls = sweep.union(spans, stalling(spans))
-        self.rows, self._messages, self._over_s = _messages(found, rows)
+        self.rows = rows = rows[np.lexsort((rows, found.spans.start_s[found.rows[rows]]))]
+        self._messages = sent = found.spans.take(found.rows[rows])
+        self._known_s = np.where(np.isnan(sent.launched_s), sent.ready_s, sent.launched_s)
+        self._over_s = found.over_s[rows]
         pieces = pieces_of(spans, stalls)
-        sent_s = self._messages.start_s, self._over_s
-        self._pieces = pieces = without_small(pieces, *sent_s, self._channel_s)
+        pieces = without_small(pieces, sent.start_s, self._over_s, self._channel_s)
+        self._pieces = pieces
         self._start_s = pieces.start_s
         ends_s = np.concatenate([[self._origin_s], pieces.end_s])
-        self._free_s: Seconds = np.maximum.accumulate(ends_s)
+        self._free_s: Times = np.maximum.accumulate(ends_s)
         true = [one for one in stalls if one[0] < one[1]]
         self._stood = sweep.shared(true, self._free_s[:-1], self._start_s)
         changes = pieces.iteration[1:] != pieces.iteration[:-1]
@@ -184,17 +185,16 @@ class Rank:
         part = np.concatenate([np.flatnonzero(stood >= 0), np.flatnonzero(waited >= 0)])
         self.gates = np.stack([base + at, self.rows[part]], axis=1)
         gaps_s = self._own_gaps_s(at, part)
-        starts = self._starts()
-        self._without_waits(gaps_s, np.where(waited >= 0, waited, stood), starts.task)
+        parts = self._parts(rank, found.of[rows])
+        self._without_waits(gaps_s, np.where(waited >= 0, waited, stood), parts.task)
         before = np.arange(len(gaps_s)) - 1
         self.tasks = Tasks(
             np.full(len(gaps_s), rank), pieces.iteration, pieces.lane, self._start_s,
             pieces.end_s, gaps_s, self._opens, np.where(before >= 0, base + before, -1),
         )  # fmt: skip
-        self.starts = starts._replace(
-            end_s=self._over_s,
-            task=np.where(starts.task >= 0, base + starts.task, -1),
-            after=np.where(starts.after >= 0, np.append(self.rows, -1)[starts.after], -1),
+        self.parts = parts._replace(
+            task=np.where(parts.task >= 0, base + parts.task, -1),
+            after=np.where(parts.after >= 0, np.append(rows, -1)[parts.after], -1),
         )
 
     # -- what waits for what -------------------------------------------------------------------
@@ -276,7 +276,7 @@ class Rank:
         found[there[waits]] = on[waits]
         return self._mostly(found)
 
-    def _hardly_computed(self, begun_s: Seconds, on: Numbers) -> Mask:
+    def _hardly_computed(self, begun_s: Times, on: Numbers) -> Mask:
         """Say whether next to nothing was computed from some moments on until some tasks."""
         lasts_s = np.append(self._pieces.end_s - self._start_s, 0.0)
         before_s = np.cumsum(np.append(0.0, lasts_s))
@@ -295,7 +295,7 @@ class Rank:
         if not len(sent.start_s):
             return np.zeros(0, np.int64)
         order = np.argsort(self._over_s, kind="stable")
-        at_s = np.where(np.isnan(sent.known_s), sent.start_s, sent.known_s)
+        at_s = np.where(np.isnan(self._known_s), sent.start_s, self._known_s)
         until_s = np.minimum(at_s + self._late_s, sent.start_s + SEAM_S)
         place = np.searchsorted(self._over_s[order], until_s, "right")
         free_s = self._free_s[np.searchsorted(self._start_s, at_s)]
@@ -373,18 +373,18 @@ class Rank:
         beside = self._beside_s(part, at) > 0
         return np.asarray((late_s <= 0) | ((late_s <= self._late_s) & beside))
 
-    def _beside_s(self, part: Numbers, at: Numbers) -> Seconds:
+    def _beside_s(self, part: Numbers, at: Numbers) -> Times:
         """Return how long the rank stood still beside a message before a task."""
         since_s = np.maximum(self._free_s[at], self._messages.start_s[part])
         return np.asarray(self._start_s[at] - since_s)
 
-    def _own_gaps_s(self, at: Numbers, part: Numbers) -> Seconds:
+    def _own_gaps_s(self, at: Numbers, part: Numbers) -> Times:
         """Return the gap before each task, less what it waited for."""
         since_s = self._free_s[:-1].copy()
         np.maximum.at(since_s, at, self._over_s[part])
         return np.maximum(self._start_s - since_s, 0.0)
 
-    def _without_waits(self, gaps_s: Seconds, gates: Numbers, driving: Numbers) -> None:
+    def _without_waits(self, gaps_s: Times, gates: Numbers, driving: Numbers) -> None:
         """Count gaps as waits by [Note: standing beside an open message]."""
         drives = np.zeros(len(gaps_s) + 1, bool)
         drives[driving] = True  # the last is of none
@@ -404,13 +404,14 @@ class Rank:
 
     # -- how messages start --------------------------------------------------------------------
 
-    def _starts(self) -> Starts:
+    def _parts(self, rank: int, message: Numbers) -> Parts:
         """Return how each message starts; tasks and messages by their places on this rank.
 
         It waited for its channel where that was free later than computation was over, or just now.
         """
         sent, begun_s = self._messages, self._messages.start_s
-        channel = coded([sent.lane, sent.name]) if self._run.by_turns else sent.channel
+        apart = [sent.lane, sent.name] if self._run.by_turns else [sent.channel]
+        channel = coded(apart)
         computed_s = self._free_s[np.searchsorted(self._start_s, begun_s, "right")]
         place = np.searchsorted(self._paused_s, begun_s + SEAM_S, "right")
         computed_s = np.maximum(computed_s, np.append(-np.inf, self._paused_s)[place])
@@ -441,8 +442,8 @@ class Rank:
         number = np.where(own >= 0, sent.iteration[own], sent.iteration)
         ready_s = np.where(held, self._held_ready_s(number), begun_s)
         ready_s[held] = np.minimum(ready_s, computed_s)[held]
-        known = ~np.isnan(sent.known_s)
-        ready_s[known] = np.minimum(begun_s, sent.known_s)[known]
+        known = ~np.isnan(self._known_s)
+        ready_s[known] = np.minimum(begun_s, self._known_s)[known]
         at = np.searchsorted(self._start_s, ready_s, "right") - 1
         start_s, end_s = (np.append(of, 0.0)[at] for of in (self._start_s, self._pieces.end_s))
         lasts_s = np.where(end_s > start_s, end_s - start_s, 1.0)
@@ -450,9 +451,13 @@ class Rank:
         delay_s = np.where(at >= 0, np.maximum(ready_s - end_s, 0.0), ready_s - self._origin_s)
         handover_s = np.maximum(begun_s - np.maximum(ready_s, free_s), 0.0)
         queued = held & ~known & ~follows & (sent.lane == PUSH)
-        return Starts(ends_s, at, share, delay_s, before, handover_s, queued)
+        return Parts(
+            message, np.full(len(message), rank), sent.iteration, sent.lane.astype(np.int64),
+            sent.name.astype(np.int64), begun_s, ends_s, at, share, delay_s, before, handover_s,
+            queued,
+        )  # fmt: skip
 
-    def _held_ready_s(self, number: Numbers) -> Seconds:
+    def _held_ready_s(self, number: Numbers) -> Times:
         """Return when messages were ready that waited for their channel, if nothing says it.
 
         Args:
@@ -486,13 +491,3 @@ class Rank:
         same = (last >= 0) & (self._messages.name[found] == self._messages.name[pulls])
         own[pulls[same]] = found[same]
         return own
-
-
-def _messages(found: Collectives, rows: Numbers) -> tuple[Numbers, _Messages, Seconds]:
-    """Return the rows of a rank's messages by start, the messages, and when they were over."""
-    spans = found.spans
-    rows = rows[np.lexsort((rows, spans.start_s[found.rows[rows]]))]
-    at = found.rows[rows]
-    known_s = np.where(np.isnan(spans.launched_s[at]), spans.ready_s[at], spans.launched_s[at])
-    columns = (spans.start_s, spans.lane, spans.iteration, spans.name, spans.channel)
-    return rows, _Messages._make((*(column[at] for column in columns), known_s)), found.over_s[rows]

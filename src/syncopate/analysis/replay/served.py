@@ -22,9 +22,9 @@ import numpy as np
 
 from syncopate.analysis.replay.flows import Played, Player, Program
 from syncopate.analysis.replay.links import TurnLinks
-from syncopate.analysis.replay.played import Parts, Replay, own_pushes
+from syncopate.analysis.replay.played import Replay, own_pushes
 from syncopate.analysis.replay.program import POOL_IN, POOL_OUT
-from syncopate.analysis.replay.rank import PUSH
+from syncopate.analysis.replay.rank import PUSH, Parts
 from syncopate.artifacts.timeline import Timeline
 from syncopate.artifacts.timelines.network import Message, Network
 from syncopate.artifacts.timelines.spans import Numbers

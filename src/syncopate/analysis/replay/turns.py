@@ -5,19 +5,18 @@ from __future__ import annotations
 import numpy as np
 
 from syncopate.analysis import sweep
-from syncopate.artifacts.timelines.spans import Mask, Numbers
-from syncopate.artifacts.timelines.spans import Times as Seconds
+from syncopate.artifacts.timelines.spans import Mask, Numbers, Times
 
 
 def in_turn(
-    begun_s: Seconds,
-    over_s: Seconds,
+    begun_s: Times,
+    over_s: Times,
     channel: Numbers,
     *,
     idle: Mask,
     late_s: float,
     channel_s: float,
-) -> tuple[Numbers, Seconds, Numbers]:
+) -> tuple[Numbers, Times, Numbers]:
     """Return the message before each on its channel, by [Note: ends that are late].
 
     Where several are under way at once, such as sends and receives, a message that began while its
