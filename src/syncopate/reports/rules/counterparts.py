@@ -14,9 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import TypeVar
 
 from syncopate.artifacts.results.decision_table import CollectiveDecisions, DecisionTable, SizeRange
 from syncopate.units import format_bytes
+
+How = TypeVar("How")
 
 Restrict = Callable[[str, tuple[str, ...]], CollectiveDecisions | None]
 """A collective and some of its algorithms -> the decisions among those alone; None if not one of
@@ -97,6 +100,22 @@ def rules_and_notes(
     return rules, notes
 
 
+def merged(rules: Iterable[tuple[int, int | None, How]]) -> list[tuple[int, int | None, How]]:
+    """Join neighbours that differ in their sizes alone, where one begins as the other ends.
+
+    Args:
+        rules: the first and the last size of each, None for no limit, and what it says of these.
+    """
+    found: list[tuple[int, int | None, How]] = []
+    for low, high, how in rules:
+        first, last, before = found[-1] if found else (0, None, None)
+        if before == how and last is not None and last + 1 == low:
+            found[-1] = first, high, how
+        else:
+            found.append((low, high, how))
+    return found
+
+
 def sizes_text(low: int, high: int | None) -> str:
     """Return a range of sizes for people: ``"4.0 KiB to 1.0 MiB"``, ``"up to 1.0 MiB"``."""
     if high is None:
@@ -122,7 +141,8 @@ def _translated(
         ranges = tuple(r for r in ours.ranges if r.chosen.algorithm in theirs.algorithms)
     rules = [Rule(theirs.theirs, theirs.algorithms[r.chosen.algorithm], r) for r in ranges]
     notes = [
-        f"{theirs.theirs} {_span(run)}: {_missing(library, theirs, run, among, alone)}"
+        f"{theirs.theirs} {sizes_text(run[0].min_bytes, run[-1].max_bytes)}: "
+        f"{_missing(library, theirs, run, among, alone)}"
         for run in _runs(ours.ranges)
         if run[0].chosen.algorithm not in theirs.algorithms
     ]
@@ -142,7 +162,8 @@ def _missing(
     if alone:
         return f"{has_none}; no rule, {library} decides"
     middle = run[len(run) // 2]
-    instead = _at(among.ranges, middle.at_bytes).chosen.algorithm
+    there = (r for r in among.ranges if r.max_bytes is None or middle.at_bytes <= r.max_bytes)
+    instead = next(there).chosen.algorithm
     word = theirs.algorithms[instead]
     times = {other.algorithm: other.expected_s for other in middle.others}
     if instead not in times or middle.chosen.expected_s <= 0:
@@ -155,11 +176,3 @@ def _missing(
 def _runs(ranges: Sequence[SizeRange]) -> list[list[SizeRange]]:
     """Return neighbours of one algorithm together, with any options."""
     return [list(run) for _, run in groupby(ranges, key=lambda each: each.chosen.algorithm)]
-
-
-def _span(run: Sequence[SizeRange]) -> str:
-    return sizes_text(run[0].min_bytes, run[-1].max_bytes)
-
-
-def _at(ranges: Sequence[SizeRange], nbytes: int) -> SizeRange:
-    return next(r for r in ranges if r.max_bytes is None or nbytes <= r.max_bytes)

@@ -13,7 +13,7 @@ and Simple above, which every platform has.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from syncopate.artifacts.results.decision_table import DecisionTable
 from syncopate.errors import InvalidValueError, UnknownNameError
@@ -22,6 +22,7 @@ from syncopate.reports.rules.counterparts import (
     Restrict,
     Rule,
     RuleFile,
+    merged,
     rules_and_notes,
 )
 from syncopate.units import format_count
@@ -46,7 +47,8 @@ _ONE_CHANNEL = (
 )
 _RING_ALONE = "NCCL has ring alone for it, so there is nothing to choose"
 
-_Line = tuple[str, int, int, str, str]
+_Line = tuple[int, int, tuple[str, str, str]]
+"""Sizes, and what is said of them: collective, algorithm, protocol."""
 
 
 def nccl_tuner(
@@ -72,11 +74,11 @@ def nccl_tuner(
     rules, notes = rules_and_notes("NCCL", table, _counterparts(table), restrict)
     if channels is None:
         notes.append(_ONE_CHANNEL)
-    lines = _merged(line for rule in rules for line in _lines(rule, protocol))
+    lines = merged(line for rule in rules for line in _lines(rule, protocol))
     tail = (
         f"{_ANY if channels is None else channels},{table.hosts},{table.world_size},{_ANY},{_ANY}"
     )
-    rows = [f"{name},{low},{high},{how},{via},{tail}" for name, low, high, how, via in lines]
+    rows = [f"{name},{low},{high},{how},{via},{tail}" for low, high, (name, how, via) in lines]
     return RuleFile("\n".join([*_head(table), *rows]) + "\n", tuple(notes))
 
 
@@ -100,22 +102,9 @@ def _lines(rule: Rule, protocol: str) -> list[_Line]:
     if protocol or rule.algorithm == "pat":
         # PAT knows Simple alone.
         chosen = "simple" if rule.algorithm == "pat" else protocol
-        return [(rule.collective, low, last, rule.algorithm, chosen)]
+        return [(low, last, (rule.collective, rule.algorithm, chosen))]
     parts = [(low, min(last, LL_BYTES), "ll"), (max(low, LL_BYTES + 1), last, "simple")]
-    return [(rule.collective, a, b, rule.algorithm, via) for a, b, via in parts if a <= b]
-
-
-def _merged(lines: Iterable[_Line]) -> list[_Line]:
-    """Join neighbours that differ in nothing but their sizes."""
-    found: list[_Line] = []
-    for name, low, high, how, via in lines:
-        if found:
-            before, first, last, *rest = found[-1]
-            if before == name and rest == [how, via] and last + 1 == low:
-                found[-1] = (name, first, high, how, via)
-                continue
-        found.append((name, low, high, how, via))
-    return found
+    return [(a, b, (rule.collective, rule.algorithm, via)) for a, b, via in parts if a <= b]
 
 
 def _head(table: DecisionTable) -> Sequence[str]:

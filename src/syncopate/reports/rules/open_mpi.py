@@ -33,13 +33,13 @@ from syncopate.reports.rules.counterparts import (
     Restrict,
     Rule,
     RuleFile,
+    merged,
     rules_and_notes,
 )
 
 UNLIMITED = "inf"
 """How Open MPI writes that there is no limit."""
 
-_SIZES = ("msg_size_min", "msg_size_max")
 _BRUCK = "bruck-k-fanout"
 _SEGMENT_MULTIPLE_BYTES = 64
 
@@ -57,7 +57,14 @@ def open_mpi(table: DecisionTable, restrict: Restrict) -> RuleFile:
             {
                 "comm_size_min": table.world_size,
                 "comm_size_max": table.world_size,
-                "rules": _merged([_rule(rule) for rule in group]),
+                "rules": [
+                    {
+                        "msg_size_min": low,
+                        "msg_size_max": UNLIMITED if high is None else high,
+                        **how,
+                    }
+                    for low, high, how in merged(map(_rule, group))
+                ],
             }
         ]
         for name, group in groupby(rules, key=lambda rule: rule.collective)
@@ -106,34 +113,14 @@ def _counterparts(world_size: int) -> tuple[Counterparts, ...]:
     )
 
 
-def _rule(rule: Rule) -> dict[str, Any]:
-    sizes, options = rule.range, rule.range.chosen.options
-    found: dict[str, Any] = {
-        "msg_size_min": sizes.min_bytes,
-        "msg_size_max": UNLIMITED if sizes.max_bytes is None else sizes.max_bytes,
-        "alg": rule.algorithm,
-    }
-    blocks = options.get("blocks")
+def _rule(rule: Rule) -> tuple[int, int | None, dict[str, Any]]:
+    sizes = rule.range
+    found: dict[str, Any] = {"alg": rule.algorithm}
+    blocks = sizes.chosen.options.get("blocks")
     if isinstance(blocks, int):
         length = -(-sizes.at_bytes // blocks)
         multiple = _SEGMENT_MULTIPLE_BYTES
         found["seg_size"] = -(-length // multiple) * multiple
     if rule.algorithm == _BRUCK:
         found["faninout"] = 2
-    return found
-
-
-def _merged(rules: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Join neighbours that differ in their sizes alone, where one begins as the other ends."""
-    found: list[dict[str, Any]] = []
-    for rule in rules:
-        rest = {name: value for name, value in rule.items() if name not in _SIZES}
-        if (
-            found
-            and found[-1]["msg_size_max"] == rule["msg_size_min"] - 1
-            and rest == {n: v for n, v in found[-1].items() if n not in _SIZES}
-        ):
-            found[-1]["msg_size_max"] = rule["msg_size_max"]
-        else:
-            found.append(rule)
-    return found
+    return sizes.min_bytes, sizes.max_bytes, found
