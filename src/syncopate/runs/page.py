@@ -20,7 +20,7 @@ from syncopate.artifacts.workload import Workload
 from syncopate.costs.model.training import training_costs
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.output import Progress, write_output
-from syncopate.reports.pages.evidence import Evidence, Price, messages
+from syncopate.reports.pages.evidence import Evidence, messages
 from syncopate.reports.pages.page import require_html
 from syncopate.reports.pages.run import run_page
 from syncopate.runs.best_plan import against_the_best, at_pace
@@ -153,7 +153,7 @@ def _played(
     return simulate(trained, plan, cluster, iterations=1 + max(2, 2 * plan.pull_period)), told
 
 
-def _prices(timeline: Timeline, cluster: Cluster) -> dict[tuple[str, str], tuple[Price, ...]]:
+def _prices(timeline: Timeline, cluster: Cluster) -> dict[tuple[str, str], dict[int, float]]:
     """Return what messages of the sizes that were sent, and between them, take on a cluster."""
     if is_served(timeline):
         return {}  # what servers take depends on all workers at once
@@ -163,7 +163,7 @@ def _prices(timeline: Timeline, cluster: Cluster) -> dict[tuple[str, str], tuple
         if one.nbytes > 0:
             sizes[one.collective, one.algorithm].add(one.nbytes)
             in_iteration[one.collective, one.iteration] += one.nbytes
-    found: dict[tuple[str, str], tuple[Price, ...]] = {}
+    found: dict[tuple[str, str], dict[int, float]] = {}
     for (collective, algorithm), sent in sizes.items():
         most = max(nbytes for (name, _), nbytes in in_iteration.items() if name == collective)
         try:
@@ -173,5 +173,5 @@ def _prices(timeline: Timeline, cluster: Cluster) -> dict[tuple[str, str], tuple
         between = np.geomspace(max(min(sent) / 1.4, 4), 1.4 * max(sent), _SIZES)
         wanted = sorted(sent | {round(nbytes) for nbytes in between})
         prices = np.asarray(cost(wanted)).tolist()
-        found[collective, algorithm] = tuple(map(Price, wanted, prices))
+        found[collective, algorithm] = dict(zip(wanted, prices, strict=True))
     return found

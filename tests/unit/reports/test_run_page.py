@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from syncopate.analysis.causes.explanation import explanation
 from syncopate.artifacts.timeline import Span, Timeline
 from syncopate.artifacts.timelines.round_trip import RoundTrip
-from syncopate.reports.pages.evidence import Evidence, Price, alike
+from syncopate.reports.pages.evidence import Evidence, alike
 from syncopate.reports.pages.parts import division
 from syncopate.reports.pages.run import run_page
 from syncopate.reports.pages.spans import chosen, drawing
@@ -192,7 +192,7 @@ def test_iterations_that_pull_and_that_do_not_are_averaged_together():
 
 def test_prices_stand_beside_what_was_recorded():
     timeline = slow_rank()
-    prices = {("all_reduce", ""): (Price(100, 0.5), Price(200, 2.0))}
+    prices = {("all_reduce", ""): {100: 0.5, 200: 2.0}}
     said = seen(page_of(timeline, prices=prices))
     assert "push bucket 0 100 B 500.00 ms 1.00 s 2.00x" in said
     assert "push bucket 1 200 B 2.00 s 2.00 s 1.00x" in said

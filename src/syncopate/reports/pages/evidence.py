@@ -20,18 +20,6 @@ from syncopate.artifacts.timelines.round_trip import RoundTrip
 from syncopate.artifacts.timelines.spans import LANES, Numbers, coded
 
 
-class Price(NamedTuple):
-    """The expected time of one message alone on a cluster.
-
-    Attributes:
-        nbytes: that it carries.
-        lasts_s: from the last arrival to the last end.
-    """
-
-    nbytes: int
-    lasts_s: float
-
-
 @dataclass(frozen=True)
 class Evidence:
     """A run, and what it can be held against.
@@ -45,7 +33,8 @@ class Evidence:
         plan: by which it ran; None: not known.
         best: the best plan for its workload on its cluster; None: not known.
         expected: the plan played on the cluster; None without workload, cluster and plan.
-        prices: ``(collective, algorithm)`` -> prices by ascending size, on the cluster.
+        prices: ``(collective, algorithm)`` -> size, ascending -> what one message takes alone on
+            the cluster, from the last arrival to the last end.
         against: the runs before; empty: compared with nothing.
         files: of workload and cluster, where both were given.
         trips: ways of slices to parameter servers and back.
@@ -59,7 +48,7 @@ class Evidence:
     plan: Plan | None = None
     best: Plan | None = None
     expected: Timeline | None = None
-    prices: Mapping[tuple[str, str], tuple[Price, ...]] = field(default_factory=dict)
+    prices: Mapping[tuple[str, str], Mapping[int, float]] = field(default_factory=dict)
     against: tuple[Timeline, ...] = ()
     files: tuple[str, str] | None = None
     trips: tuple[RoundTrip, ...] = ()

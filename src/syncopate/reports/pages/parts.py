@@ -330,7 +330,6 @@ def path(timeline: Timeline, iteration: int) -> dict[str, Any]:
     return {
         "iteration": iteration,
         "lasts": format_seconds(total_s),
-        "more": len(by_rank) - len(most),
         "rows": [
             {
                 "rank": rank,

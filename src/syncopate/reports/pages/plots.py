@@ -13,9 +13,9 @@ from typing import Any
 from syncopate.artifacts.results.benchmark import BUS_FACTORS
 from syncopate.artifacts.timeline import Timeline
 from syncopate.reports.pages.axes import Axis, log_axis
-from syncopate.reports.pages.evidence import Evidence, Message, Price, alike, messages
+from syncopate.reports.pages.evidence import Evidence, Message, alike, messages
 from syncopate.reports.pages.spans import iteration_bounds
-from syncopate.units import GIB, KIB, MIB, format_bytes, format_rate, format_seconds
+from syncopate.units import format_bytes, format_rate, format_seconds
 
 _KINDS = 6
 """Collectives and algorithms that one plot can tell apart."""
@@ -34,7 +34,7 @@ def bandwidth(evidence: Evidence) -> dict[str, Any]:
             rate = _factor(one.collective, size) * one.nbytes / one.lasts_s
             groups[one.collective, one.algorithm][one.nbytes].append(rate)
     most = sorted(groups, key=lambda key: -sum(map(len, groups[key].values())))[:_KINDS]
-    lines = {key: _expected(evidence.prices.get(key, ()), key[0], size) for key in most}
+    lines = {key: _expected(evidence.prices.get(key, {}), key[0], size) for key in most}
     link = evidence.cluster.levels[-1].bandwidth_bytes_per_s if evidence.cluster else None
     sizes = [nbytes for key in most for nbytes in groups[key]]
     rates = [rate for key in most for found in groups[key].values() for rate in found]
@@ -43,7 +43,10 @@ def bandwidth(evidence: Evidence) -> dict[str, Any]:
         return {}
     across, up = log_axis(sizes, 2.0), log_axis(rates, 10.0)
     return {
-        "x": [{"at": across.at(v), "text": _short(v)} for v in across.marks(_powers_of_two)],
+        "x": [
+            {"at": across.at(v), "text": format_bytes(v).replace(".0 ", " ")}
+            for v in across.marks(_powers_of_two)
+        ],
         "y": [
             {"at": 100 - up.at(v), "text": format_rate(v).replace(".00", "")}
             for v in up.marks(_decades if up.decades > 2 else _steps)
@@ -85,9 +88,9 @@ def _point(nbytes: int, rates: Sequence[float], across: Axis, up: Axis) -> dict[
     }
 
 
-def _expected(prices: Iterable[Price], collective: str, size: int) -> list[tuple[int, float]]:
+def _expected(prices: Mapping[int, float], collective: str, size: int) -> list[tuple[int, float]]:
     factor = _factor(collective, size)
-    return [(p.nbytes, factor * p.nbytes / p.lasts_s) for p in prices if p.lasts_s > 0 < p.nbytes]
+    return [(n, factor * n / lasts_s) for n, lasts_s in prices.items() if lasts_s > 0 < n]
 
 
 def _factor(collective: str, world_size: int) -> float:
@@ -97,13 +100,6 @@ def _factor(collective: str, world_size: int) -> float:
 _powers_of_two = [float(2**power) for power in range(41)]
 _decades = [10.0**power / 8 for power in range(2, 15)]
 _steps = [digit * decade for decade in _decades for digit in (1, 2, 5)]
-
-
-def _short(nbytes: float) -> str:
-    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
-        if nbytes >= unit:
-            return f"{nbytes / unit:.0f} {name}"
-    return f"{nbytes:.0f} B"
 
 
 def against_plan(evidence: Evidence) -> dict[str, Any]:
@@ -118,17 +114,12 @@ def against_plan(evidence: Evidence) -> dict[str, Any]:
     expected: dict[tuple[str, str], _Course] = {}
     if evidence.expected is not None:
         expected = _played(evidence.expected)
-    prices = {
-        (key, price.nbytes): price.lasts_s
-        for key, found in evidence.prices.items()
-        for price in found
-    }
     rows = []
     ends_s = [c.end_s for c in (*came.values(), *expected.values())]
     longest_s = max(ends_s, default=0.0) or 1.0
     for key, mine in came.items():
         told = expected.get(key)
-        alone_s = prices.get(((mine.collective, mine.algorithm), mine.nbytes))
+        alone_s = evidence.prices.get((mine.collective, mine.algorithm), {}).get(mine.nbytes)
         wanted_s = told.lasts_s if told else alone_s
         if wanted_s is None:
             continue

@@ -22,7 +22,7 @@ from syncopate.reports.explanation import expected, told, verdict
 from syncopate.reports.pages import parts, plots
 from syncopate.reports.pages.evidence import Evidence
 from syncopate.reports.pages.page import render_page
-from syncopate.reports.pages.spans import Chosen, chosen, drawing
+from syncopate.reports.pages.spans import chosen, drawing
 from syncopate.reports.phases import arrivals_report
 from syncopate.units import format_seconds
 
@@ -54,11 +54,10 @@ def run_page(evidence: Evidence) -> str:
         tiles=_tiles(evidence),
         division=parts.division(timeline),
         causes=_causes(evidence),
-        lacks=_lacks(evidence),
+        lacks=evidence.explanation.abstains if evidence.explanation is not None else (),
         said=_said(evidence),
         what=what,
         kinds=[lane for lane in LANES if timeline.columns.in_lanes(lane).any()],
-        spans=len(timeline.spans),
         buckets=parts.buckets(timeline),
         distributions=parts.distributions(timeline),
         course=parts.course(timeline, what) if what.typical >= 0 else {},
@@ -68,7 +67,7 @@ def run_page(evidence: Evidence) -> str:
         whole_plan=_whole_plan(evidence),
         journeys=parts.servers(evidence.trips),
         matrix=parts.matrix(timeline),
-        path=_path(evidence, what),
+        path=parts.path(timeline, what.typical) if what.typical >= 0 else {},
         difference=_difference(evidence),
         remarks=evidence.remarks,
         facts=_facts(evidence),
@@ -129,10 +128,6 @@ def _causes(evidence: Evidence) -> list[dict[str, Any]]:
     return rows
 
 
-def _lacks(evidence: Evidence) -> tuple[str, ...]:
-    return evidence.explanation.abstains if evidence.explanation is not None else ()
-
-
 def _said(evidence: Evidence) -> list[str]:
     """Return how far the explanation can be trusted, and what the best plan would take."""
     found = evidence.explanation
@@ -161,10 +156,6 @@ def _whole_plan(evidence: Evidence) -> list[tuple[str, str]]:
         rows.append(("recorded", format_seconds(found.iteration_s)))
         rows.append(("recorded, without stragglers and pauses", format_seconds(found.even_s)))
     return rows
-
-
-def _path(evidence: Evidence, what: Chosen) -> dict[str, Any]:
-    return {} if what.typical < 0 else parts.path(evidence.timeline, what.typical)
 
 
 def _difference(evidence: Evidence) -> dict[str, Any]:
@@ -214,7 +205,6 @@ def _facts(evidence: Evidence) -> dict[str, str]:
 
 
 def _clocks(evidence: Evidence) -> str:
-    """Return the facts about the ranks' clocks."""
     if evidence.timeline.source != "measured":
         return ""
     said = arrivals_report(evidence.timeline)

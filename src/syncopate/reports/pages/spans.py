@@ -111,28 +111,29 @@ def drawing(timeline: Timeline, what: Chosen) -> dict[str, Any]:
     spans, moves_s = list(every.take(places)), _moves_s(timeline)[places].tolist()
     origin_s = min((span.start_s for span in spans), default=0.0)
     rows, row_of = _rows(spans)
-    depths = _depths(spans, row_of, len(rows))
-    texts = _Texts()
+    depths, deepest = _depths(spans, row_of, len(rows))
+    texts: dict[str, int] = {}
     bounds = {n: b for n, b in iteration_bounds(timeline).items() if n in what.iterations}
     columns = _columns(spans, texts, moves_s, origin_s)
+    words = {what.slowest: "slowest", what.typical: "typical"}
     return {
         "tick_s": _TICK_S,
         "lanes": LANES,
-        "rows": [{**row, "depth": depth} for row, depth in zip(rows, depths.most, strict=True)],
+        "rows": [{**row, "depth": depth} for row, depth in zip(rows, deepest, strict=True)],
         "iterations": [
             {
                 "number": number,
                 "start": _ticks(begin_s - origin_s),
                 "end": _ticks(end_s - origin_s),
-                "word": _word(number, what),
+                "word": words.get(number, ""),
             }
             for number, (begin_s, end_s) in sorted(bounds.items())
         ],
         "whole": not what.said,
         "typical": what.typical,
         "slowest": what.slowest,
-        "spans": {"row": [row_of[_row(span)] for span in spans], "depth": depths.of, **columns},
-        "texts": texts.found,
+        "spans": {"row": [row_of[_row(span)] for span in spans], "depth": depths, **columns},
+        "texts": list(texts),
         "paths": [
             {
                 "rank": segment.rank,
@@ -150,11 +151,14 @@ def drawing(timeline: Timeline, what: Chosen) -> dict[str, Any]:
 
 def _columns(
     spans: Sequence[Span],
-    texts: _Texts,
+    texts: dict[str, int],
     moves_s: Sequence[float],
     origin_s: float,
 ) -> dict[str, list[int]]:
-    """Return a column of numbers for each field of the spans; -1 for an unknown time."""
+    """Return a column of numbers for each field of the spans; -1 for an unknown time.
+
+    Texts have numbers, so that a page holds each once.
+    """
 
     def ticks(seconds: float | None) -> int:
         return -1 if seconds is None else _ticks(seconds - origin_s)
@@ -167,36 +171,14 @@ def _columns(
         "launched": [ticks(span.launched_s) for span in spans],
         "ready": [ticks(span.ready_s) for span in spans],
         "iteration": [span.iteration for span in spans],
-        "name": [texts.number(span.name) for span in spans],
-        "detail": [texts.number(span.detail) for span in spans],
+        "name": [texts.setdefault(span.name, len(texts)) for span in spans],
+        "detail": [texts.setdefault(span.detail, len(texts)) for span in spans],
         "bytes": [span.nbytes for span in spans],
     }
 
 
 def _ticks(seconds: float) -> int:
     return round(seconds / _TICK_S)
-
-
-class _Texts:
-    """Gives each text a number, so that a page holds it once."""
-
-    def __init__(self) -> None:
-        self.found: list[str] = []
-        self._numbers: dict[str, int] = {}
-
-    def number(self, text: str) -> int:
-        if text not in self._numbers:
-            self._numbers[text] = len(self.found)
-            self.found.append(text)
-        return self._numbers[text]
-
-
-@dataclass(frozen=True)
-class _Depths:
-    """How spans of one row that overlap stand above each other."""
-
-    of: list[int]
-    most: list[int]
 
 
 def _row(span: Span) -> tuple[int, str, int]:
@@ -219,8 +201,13 @@ def _rows(spans: Iterable[Span]) -> tuple[list[dict[str, Any]], dict[tuple[int, 
 
 def _depths(
     spans: Sequence[Span], row_of: Mapping[tuple[int, str, int], int], rows: int
-) -> _Depths:
-    """Return the first free place of each span in its row; ``spans`` stand by start."""
+) -> tuple[list[int], list[int]]:
+    """Return how spans of one row that overlap stand above each other.
+
+    Returns:
+        The first free place of each span in its row, as ``spans`` stand by start; and how many
+        places each row has.
+    """
     ends_s: list[list[float]] = [[] for _ in range(rows)]
     found = []
     for span in spans:
@@ -231,7 +218,7 @@ def _depths(
         depth = min(depth, _DEEPEST - 1)
         taken[depth] = max(taken[depth], span.end_s)
         found.append(depth)
-    return _Depths(found, [max(len(taken), 1) for taken in ends_s])
+    return found, [max(len(taken), 1) for taken in ends_s]
 
 
 def _moves_s(timeline: Timeline) -> Times:
@@ -240,10 +227,6 @@ def _moves_s(timeline: Timeline) -> Times:
     moves_s = np.full(len(timeline.columns), math.nan)
     moves_s[found.rows] = found.moves_s
     return moves_s
-
-
-def _word(number: int, what: Chosen) -> str:
-    return {what.slowest: "slowest", what.typical: "typical"}.get(number, "")
 
 
 def _some(ranks: Sequence[int], waited_for_s: Mapping[int, float], count: int) -> tuple[int, ...]:

@@ -78,8 +78,8 @@ box.append(spacer);
 function colours() {
   const style = getComputedStyle(document.documentElement);
   const found = {};
-  for (const name of ["paper", "card", "ink", "soft", "line", "grid", "chip", "forward", "backward",
-    "update", "push", "pull", "wait", "late", "on", "path", "accent"]) {
+  for (const name of ["card", "ink", "soft", "line", "grid", "chip", "forward", "backward", "update",
+    "push", "pull", "wait", "late", "on", "path"]) {
     found[name] = style.getPropertyValue(`--${name}`).trim();
   }
   return found;
