@@ -17,7 +17,7 @@ from syncopate.analysis.exposure import exposures
 from syncopate.analysis.path import Segment, critical_path
 from syncopate.analysis.phases import phases
 from syncopate.analysis.ranks.arrivals import arrivals
-from syncopate.analysis.ranks.stragglers import stragglers
+from syncopate.analysis.ranks.stragglers import Straggler, stragglers
 from syncopate.analysis.work import works
 from syncopate.artifacts.timeline import Timeline
 from syncopate.reports.phases import arrivals_report, phases_report
@@ -102,13 +102,18 @@ def _stragglers(timeline: Timeline) -> RenderableType:
     table.add_figures("rank", "waited for, in\nan iteration", "share of\nall waiting")
     table.add_column("more time than other ranks on", no_wrap=True)
     for one in found[:_SHOWN]:
-        more = sorted(one.excess_s.items(), key=lambda item: -item[1])
-        why = ", ".join(f"{cause} {format_seconds(more_s)}" for cause, more_s in more[:2])
         cells = (str(one.rank), format_seconds(one.caused_s), f"{one.share:.0%}")
-        table.add_row(*cells, why or "nothing that is recorded")
+        table.add_row(*cells, spends_more_on(one))
     if found[_SHOWN:]:
         table.caption = f"  and {len(found) - _SHOWN} more"
     return table
+
+
+def spends_more_on(one: Straggler) -> str:
+    """Return what a rank spends more time on than others, the two that are most."""
+    more = sorted(one.excess_s.items(), key=lambda item: -item[1])
+    why = ", ".join(f"{cause} {format_seconds(more_s)}" for cause, more_s in more[:2])
+    return why or "nothing that is recorded"
 
 
 def _path(segments: Sequence[Segment], iteration: int) -> RenderableType:

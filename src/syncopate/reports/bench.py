@@ -239,13 +239,9 @@ def _ratios(benchmark: Benchmark, peer: Series) -> Table:
 
 def _by_contender(title: str, series: Sequence[Series]) -> ReportTable:
     table = _table(title)
-    table.add_figures("size\nB", *(_folded(one.contender) for one in series))
+    narrow = (one.contender.replace("_", "\n").replace(":", "\n") for one in series)
+    table.add_figures("size\nB", *narrow)
     return table
-
-
-def _folded(contender: str) -> str:
-    """Return a contender's name over several lines, for a narrow column."""
-    return contender.replace("_", "\n").replace(":", "\n")
 
 
 def _foot(benchmark: Benchmark) -> Text:

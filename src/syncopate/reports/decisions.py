@@ -13,7 +13,6 @@ from syncopate.artifacts.results.decision_table import (
     Candidate,
     CollectiveDecisions,
     DecisionTable,
-    SizeRange,
 )
 from syncopate.errors import one_line
 from syncopate.recipe import AlgorithmOptions
@@ -50,10 +49,6 @@ def options_text(options: AlgorithmOptions) -> str:
     )
 
 
-def _ranges(table: DecisionTable) -> list[SizeRange]:
-    return [each for decided in table.collectives for each in decided.ranges]
-
-
 def _remarks(table: DecisionTable) -> list[str]:
     found = []
     if any(each.basis == PRICED for each in table.collectives):
@@ -61,7 +56,8 @@ def _remarks(table: DecisionTable) -> list[str]:
             "priced: what the schedule takes on the links of the cluster, not measured; the "
             "backend's own algorithm has no price and is not considered"
         )
-    if any(other.tied for each in _ranges(table) for other in each.others[:1]):
+    ranges = [each for decided in table.collectives for each in decided.ranges]
+    if any(other.tied for each in ranges for other in each.others[:1]):
         found.append(
             "tied: no more than noise lies between the two, whichever was the faster; the "
             "algorithm of the next smaller size stays, or the simpler one is taken"

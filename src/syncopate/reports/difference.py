@@ -6,26 +6,19 @@ Each printed number has its formula in ``docs/metrics.md``.
 from __future__ import annotations
 
 import math
-from typing import Any
 
-import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from syncopate.analysis.difference import BYTES, RATE, Change, Difference, Figure, difference
+from syncopate.analysis.difference import BYTES, RATE, Change, Difference, Figure
 from syncopate.artifacts.timeline import Timeline
 from syncopate.errors import one_line
 from syncopate.reports.tables import titled_table
 from syncopate.units import format_bytes, format_count, format_rate, format_seconds
 
 
-def difference_report(before: Timeline, after: Timeline) -> RenderableType:
-    """Return the figures of two runs side by side, and one sentence on them.
-
-    Raises:
-        InvalidValueError: one of them has no iteration with computation.
-    """
-    found = difference(before, after)
+def difference_report(found: Difference, before: Timeline, after: Timeline) -> RenderableType:
+    """Return the figures of two runs side by side, and one sentence on them."""
     lines = Text()
     for letter, timeline in (("a", before), ("b", after)):
         lines.append(f"{letter}  ", style="bold")
@@ -37,12 +30,6 @@ def difference_report(before: Timeline, after: Timeline) -> RenderableType:
     for change in found.changes:
         table.add_row(*cells(change), style="bold" if change.differs else None)
     return Group(lines, table, Text(f"{one_line(found.verdict)}\n", style="bold"))
-
-
-def difference_json(before: Timeline, after: Timeline) -> dict[str, Any]:
-    """Return the same as values for JSON."""
-    found: Difference = difference(before, after)
-    return dict(msgspec.to_builtins(found))
 
 
 def cells(change: Change) -> tuple[str, str, str, str]:

@@ -8,10 +8,9 @@ from __future__ import annotations
 import math
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from syncopate.analysis.phases import Phases, last_iteration_s, mean, phases
+from syncopate.analysis.phases import last_iteration_s, mean, phases
 from syncopate.analysis.ranks.arrivals import arrivals, clock_error_s, lateness
 from syncopate.artifacts.timeline import Timeline
 from syncopate.errors import one_line
@@ -64,7 +63,15 @@ def phases_report(timeline: Timeline) -> RenderableType:
     table = titled_table(title)
     table.add_figures(*_COLUMNS)
     for number, phase in zip(numbers, means, strict=True):
-        _add(table, number, phase)
+        times_s = (
+            phase.duration_s,
+            phase.computation_s,
+            phase.communication_s,
+            phase.overlapped_s,
+            phase.exposed_communication_s,
+            phase.idle_s,
+        )
+        table.add_row(str(number), *map(format_seconds, times_s))
     return Group(lines, table)
 
 
@@ -103,15 +110,3 @@ def lateness_report(timeline: Timeline) -> RenderableType:
                 f"rank {rank} comes later than the others to {', '.join(late[:_NAMED])}{more}"
             )
     return Text("\n".join((*map(one_line, lines[:_NAMED]), ARRIVALS_ALONE)))
-
-
-def _add(table: Table, number: int, phase: Phases) -> None:
-    times_s = (
-        phase.duration_s,
-        phase.computation_s,
-        phase.communication_s,
-        phase.overlapped_s,
-        phase.exposed_communication_s,
-        phase.idle_s,
-    )
-    table.add_row(str(number), *map(format_seconds, times_s))

@@ -78,9 +78,12 @@ def serving_json(
 
 
 def _by_key(spent: Iterable[Overhead]) -> list[dict[str, Any]]:
+    values: dict[tuple[str, str, int], list[float]] = defaultdict(list)
+    for overhead in spent:
+        values[overhead.kind, overhead.node, overhead.key].append(overhead.seconds)
     return [
-        {"kind": kind, "node": node, "key": key, **distribution(values)._asdict()}
-        for (kind, node, key), values in sorted(_grouped(spent).items())
+        {"kind": kind, "node": node, "key": key, **distribution(mine)._asdict()}
+        for (kind, node, key), mine in sorted(values.items())
     ]
 
 
@@ -146,10 +149,3 @@ def _volume(messages: Sequence[Message]) -> Table:
     for node, nbytes in bytes_per_iteration(messages).items():
         table.add_row(node, *(format_bytes(value) for value in nbytes.values()))
     return table
-
-
-def _grouped(spent: Iterable[Overhead]) -> dict[tuple[str, str, int], list[float]]:
-    found: dict[tuple[str, str, int], list[float]] = defaultdict(list)
-    for overhead in spent:
-        found[overhead.kind, overhead.node, overhead.key].append(overhead.seconds)
-    return found

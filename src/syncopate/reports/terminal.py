@@ -132,6 +132,24 @@ def plans_report(
     return table
 
 
+def delays_report(plans: Sequence[Plan], chosen: Plan, limits: str) -> RenderableType:
+    """Return a row for each plan: what it is expected to take with weights pulled with a delay.
+
+    Args:
+        plans: all alike but for their delays; the synchronous one has none.
+        chosen: the plan to mark, by its delay.
+        limits: what no delay can hide; empty where there is nothing of the kind.
+    """
+    table = titled_table("weights pulled every k-th step, in the mean over k iterations")
+    table.add_column("k", no_wrap=True)
+    table.add_figures("predicted", "exposed", "above\nbound")
+    for plan in plans:
+        marked = plan.delay == chosen.delay
+        name = f"{'>' if marked else ' '} {plan.pull_period if plan.delay else 'synchronous'}"
+        table.add_row(name, *_predicted(plan), style="bold" if marked else None)
+    return Group(table, Text(f"{limits}\n")) if limits else table
+
+
 def interval_text(prediction: Prediction) -> str:
     """Return the interval of a prediction in words; empty where it has none."""
     if prediction.low_s is None or prediction.high_s is None:

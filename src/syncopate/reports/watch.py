@@ -73,7 +73,7 @@ class Watched(Shown):
 
     def summary(self) -> tuple[str, ...]:
         """Return a line, and what stands beside it."""
-        return (watch_line(self), *filter(None, (self.quiet,)), *self.remarks)
+        return (self._line(), *filter(None, (self.quiet,)), *self.remarks)
 
     def rows(self) -> list[Row]:
         """Return the figures of each rank."""
@@ -98,57 +98,51 @@ class Watched(Shown):
 
     def report(self) -> RenderableType:
         """Return everything for a terminal, to be printed by rich."""
-        return watch_report(self)
+        if not self.ranks and not self.nodes:
+            return Text(one_line(self._line()))
+        table = titled_table(f"{self.name}{f': plan {self.plan}' if self.plan else ''}")
+        table.add_figures("rank", "iteration", "step", "exposed")
+        table.add_figures("waiting for\nothers", "bytes", "busbw")
+        shown = sorted(self.ranks, key=lambda one: one.waiting_s)[:_SHOWN]  # others wait for these
+        for one in sorted(shown, key=lambda one: one.rank):
+            table.add_row(
+                str(one.rank),
+                f"{one.iteration:,}",
+                _seconds(one.step_s),
+                format_seconds(one.exposed_s),
+                format_seconds(one.waiting_s),
+                format_bytes(one.nbytes),
+                _rate(one.bus_bytes_per_s),
+            )
+        if len(self.ranks) > len(shown):
+            table.caption = f"  and {len(self.ranks) - len(shown)} ranks that wait longer for these"
+        parts: list[RenderableType] = [table] if self.ranks else []
+        if self.nodes:
+            parts.append(_nodes(self.nodes))
+        if self.quiet:
+            parts.append(Text(one_line(self.quiet), style="bold yellow"))
+        if self.cause:
+            parts.append(Text(one_line(self.cause), style="bold"))
+        return Group(*parts)
 
+    def _line(self) -> str:
+        if not self.ranks:
+            return f"{self.name}: {self.remarks[0] if self.remarks else 'nothing was captured'}"
+        waits = max(self.ranks, key=lambda one: one.waiting_s)
+        words = [
+            f"iteration {self.iteration}",
+            f"step {_seconds(self._median(lambda one: one.step_s))}",
+            f"exposed {_seconds(self._median(lambda one: one.exposed_s))}",
+            f"waiting at most {format_seconds(waits.waiting_s)} (rank {waits.rank})",
+            f"busbw {_rate(self._median(lambda one: one.bus_bytes_per_s))}",
+        ]
+        said = f"{self.name}: {', '.join(words)}"
+        said += f"; plan {self.plan}" if self.plan else ""
+        return said + (f"; {self.quiet or self.cause}" if self.quiet or self.cause else "")
 
-def watch_line(run: Watched) -> str:
-    """Return a run in one line."""
-    if not run.ranks:
-        return f"{run.name}: {run.remarks[0] if run.remarks else 'nothing was captured'}"
-    newest = max(one.iteration for one in run.ranks)
-    step_s = _median(run.ranks, lambda one: one.step_s)
-    rate = _median(run.ranks, lambda one: one.bus_bytes_per_s)
-    waits = max(run.ranks, key=lambda one: one.waiting_s)
-    words = [
-        f"iteration {newest}",
-        f"step {_seconds(step_s)}",
-        f"exposed {_seconds(_median(run.ranks, lambda one: one.exposed_s))}",
-        f"waiting at most {format_seconds(waits.waiting_s)} (rank {waits.rank})",
-        f"busbw {_rate(rate)}",
-    ]
-    said = f"{run.name}: {', '.join(words)}"
-    said += f"; plan {run.plan}" if run.plan else ""
-    return said + (f"; {run.quiet or run.cause}" if run.quiet or run.cause else "")
-
-
-def watch_report(run: Watched) -> RenderableType:
-    """Return a table with a row for each rank, and what stands beside it."""
-    if not run.ranks and not run.nodes:
-        return Text(one_line(watch_line(run)))
-    table = titled_table(f"{run.name}{f': plan {run.plan}' if run.plan else ''}")
-    table.add_figures("rank", "iteration", "step", "exposed")
-    table.add_figures("waiting for\nothers", "bytes", "busbw")
-    shown = sorted(run.ranks, key=lambda one: one.waiting_s)[:_SHOWN]  # others wait for the first
-    for one in sorted(shown, key=lambda one: one.rank):
-        table.add_row(
-            str(one.rank),
-            f"{one.iteration:,}",
-            _seconds(one.step_s),
-            format_seconds(one.exposed_s),
-            format_seconds(one.waiting_s),
-            format_bytes(one.nbytes),
-            _rate(one.bus_bytes_per_s),
-        )
-    if len(run.ranks) > len(shown):
-        table.caption = f"  and {len(run.ranks) - len(shown)} ranks that wait longer for these"
-    parts: list[RenderableType] = [table] if run.ranks else []
-    if run.nodes:
-        parts.append(_nodes(run.nodes))
-    if run.quiet:
-        parts.append(Text(one_line(run.quiet), style="bold yellow"))
-    if run.cause:
-        parts.append(Text(one_line(run.cause), style="bold"))
-    return Group(*parts)
+    def _median(self, value: Callable[[RankFigures], float | None]) -> float | None:
+        known = [found for one in self.ranks if (found := value(one)) is not None]
+        return statistics.median(known) if known else None
 
 
 def _nodes(nodes: Iterable[NodeFigures]) -> RenderableType:
@@ -160,13 +154,6 @@ def _nodes(nodes: Iterable[NodeFigures]) -> RenderableType:
         busy = f"{one.updating_share:.0%}" if one.node.startswith("s") else ""
         table.add_row(one.node, *rates, busy)
     return table
-
-
-def _median(
-    ranks: Iterable[RankFigures], value: Callable[[RankFigures], float | None]
-) -> float | None:
-    known = [found for one in ranks if (found := value(one)) is not None]
-    return statistics.median(known) if known else None
 
 
 def _seconds(seconds: float | None) -> str:

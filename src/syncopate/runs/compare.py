@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from rich.console import Group, RenderableType
 
 from syncopate.analysis.difference import BYTES, RATE, Difference
@@ -12,7 +13,7 @@ from syncopate.analysis.difference import difference as difference_of
 from syncopate.artifacts.timeline import Timeline
 from syncopate.artifacts.timelines.round_trip import RoundTrip
 from syncopate.output import Progress
-from syncopate.reports.difference import difference_json, difference_report
+from syncopate.reports.difference import difference_report
 from syncopate.reports.round_trips import round_trips_difference, round_trips_json
 from syncopate.runs.defaults import LAST
 from syncopate.runs.reading import Source, read
@@ -63,14 +64,14 @@ class Changed(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything, as ``syncopate compare --json`` prints it."""
-        said = difference_json(self.before, self.after)
+        said = dict(msgspec.to_builtins(self.found))
         if all(self.trips):
             said["journeys"] = [round_trips_json(one) for one in self.trips]
         return said
 
     def report(self) -> RenderableType:
         """Return everything for a terminal, to be printed by rich."""
-        text = difference_report(self.before, self.after)
+        text = difference_report(self.found, self.before, self.after)
         return Group(text, round_trips_difference(*self.trips)) if all(self.trips) else text
 
 

@@ -9,7 +9,7 @@ from syncopate.artifacts.cluster import Cluster
 from syncopate.costs.decide.tabulate import decision_table
 from syncopate.delay import Delay
 from syncopate.planning.planner import make_plan
-from syncopate.reports import decisions, delays, terminal
+from syncopate.reports import decisions, terminal
 from syncopate.reports.tables import titled_table
 from syncopate.simulation.delay import with_delay
 from tests.unit import examples
@@ -60,7 +60,7 @@ def test_delays_are_whole_words_at_40_columns():
     work, cluster = examples.workload(), examples.cluster()
     plan = make_plan(work, cluster, "optimal", exchange="sharded")
     plans = [plan, with_delay(plan, Delay(k=2), work, cluster)]
-    text = examples.text(delays.delays_report(plans, plans[1], ""), 40)
+    text = examples.text(terminal.delays_report(plans, plans[1], ""), 40)
     assert "…" not in text
     assert "synchronous" in text
     assert max(map(len, text.splitlines())) <= 40

@@ -238,7 +238,7 @@ def _delayed(
     plan: Plan, period: int, workload: Workload, cluster: Cluster
 ) -> tuple[Plan, list[RenderableType]]:
     """Return a plan with the delay asked for, and what is to be shown of all delays."""
-    from syncopate.reports.delays import delays_report
+    from syncopate.reports.terminal import delays_report
     from syncopate.simulation.delay import delays, gains, limits, proposed, with_delay
 
     plans = delays(plan, workload, cluster)

@@ -25,6 +25,7 @@ from syncopate.analysis.round_trips import mean_round_trips
 from syncopate.analysis.work import Work, steady, works
 from syncopate.artifacts.timeline import Timeline
 from syncopate.artifacts.timelines.round_trip import STAGES, RoundTrip
+from syncopate.reports.attribution import spends_more_on
 from syncopate.reports.pages.evidence import alike
 from syncopate.reports.pages.spans import Chosen, iteration_bounds
 from syncopate.reports.round_trips import longest_stage
@@ -299,19 +300,15 @@ def _in(unit: tuple[float, str], seconds: float) -> str:
 
 def _late(timeline: Timeline) -> list[dict[str, str]]:
     """Return the ranks that others wait for, the worst first, and why."""
-    rows = []
-    for one in [found for found in stragglers(timeline) if found.caused_s > 0][:8]:
-        more = sorted(one.excess_s.items(), key=lambda item: -item[1])[:2]
-        why = ", ".join(f"{cause} {format_seconds(more_s)}" for cause, more_s in more)
-        rows.append(
-            {
-                "rank": str(one.rank),
-                "time": format_seconds(one.caused_s),
-                "share": f"{one.share:.0%}",
-                "why": why or "nothing that is recorded",
-            }
-        )
-    return rows
+    return [
+        {
+            "rank": str(one.rank),
+            "time": format_seconds(one.caused_s),
+            "share": f"{one.share:.0%}",
+            "why": spends_more_on(one),
+        }
+        for one in [found for found in stragglers(timeline) if found.caused_s > 0][:8]
+    ]
 
 
 def path(timeline: Timeline, iteration: int) -> dict[str, Any]:
