@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from rich.console import Group, RenderableType
 
 from syncopate.analysis.collectives import collectives
 from syncopate.analysis.exposure import exposures
-from syncopate.analysis.phases import Phases, mean, phases
+from syncopate.analysis.phases import mean, phases
 from syncopate.analysis.serving import Message, Overhead, served_phases
 from syncopate.analysis.work import works
 from syncopate.artifacts.timeline import Timeline
@@ -48,14 +49,6 @@ class Served:
     synchronous: bool = True
     trips: tuple[RoundTrip, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return it for JSON."""
-        return serving_json(self.messages, self.computed, synchronous=self.synchronous)
-
-    def report(self) -> RenderableType:
-        """Return it for a terminal."""
-        return serving_report(self.messages, self.computed, synchronous=self.synchronous)
-
 
 @dataclass(frozen=True, repr=False)
 class Analyzed(Shown):
@@ -85,7 +78,8 @@ class Analyzed(Shown):
             if self.timeline is not None
             else served_phases(self.served.messages if self.served else ())
         )
-        by_iteration = groupby(sorted(found, key=_iteration), _iteration)
+        iteration = attrgetter("iteration")
+        by_iteration = groupby(sorted(found, key=iteration), iteration)
         means = [(number, mean(list(ranks))) for number, ranks in by_iteration]
         return [
             {
@@ -103,21 +97,22 @@ class Analyzed(Shown):
     def to_dict(self) -> dict[str, Any]:
         """Return everything, as ``syncopate analyze --json`` prints it."""
         said = {} if self.timeline is None else timeline_json(self.timeline)
-        if self.served is None:
+        if (served := self.served) is None:
             return said
-        if self.timeline is None and not self.served.trips:
-            return self.served.to_dict()
-        said |= {"served": self.served.to_dict()}
-        return said | (
-            {"journeys": round_trips_json(self.served.trips)} if self.served.trips else {}
-        )
+        of_nodes = serving_json(served.messages, served.computed, synchronous=served.synchronous)
+        if self.timeline is None and not served.trips:
+            return of_nodes
+        said["served"] = of_nodes
+        return said | ({"journeys": round_trips_json(served.trips)} if served.trips else {})
 
     def report(self) -> RenderableType:
         """Return everything for a terminal, to be printed by rich."""
         parts = [] if self.timeline is None else [timeline_report(self.timeline)]
-        if self.served is not None:
-            parts.append(self.served.report())
-            parts += [round_trips_report(self.served.trips)] if self.served.trips else []
+        if (served := self.served) is not None:
+            parts.append(
+                serving_report(served.messages, served.computed, synchronous=served.synchronous)
+            )
+            parts += [round_trips_report(served.trips)] if served.trips else []
         return Group(*parts)
 
 
@@ -185,10 +180,6 @@ def of_nodes(
         traces[str(path)] = (trace.header, records)
     served = Served(messages_of(traces), synchronous=synchronous)
     return Analyzed(None, served, tuple(remarks))
-
-
-def _iteration(phase: Phases) -> int:
-    return phase.iteration
 
 
 def _look(timeline: Timeline, progress: Progress) -> None:

@@ -143,7 +143,9 @@ def explain(
     machines = Cluster.load(cluster) if isinstance(cluster, str | os.PathLike) else cluster
     recorded = latest(read(*sources, last=last, table=table, progress=progress).of_ranks(), last)
     timeline, trips = recorded.timeline, tuple(recorded.trips)
-    found = None if _arrivals_alone(timeline) else explained(timeline, machines, trips)
+    computed = timeline.columns.in_lanes(*COMPUTATION).any()
+    arrivals_alone = not computed and lateness(timeline)
+    found = None if arrivals_alone else explained(timeline, machines, trips)
     best = None
     if found is not None and work is not None and machines is not None:
         found, best = against_the_best(timeline, found, work, machines)
@@ -176,11 +178,6 @@ def _files(workload: object, cluster: object) -> tuple[str, str] | None:
         str(given) if isinstance(given, str | os.PathLike) else usual for given, usual in names
     )
     return first, second
-
-
-def _arrivals_alone(timeline: Timeline) -> bool:
-    computed = timeline.columns.in_lanes(*COMPUTATION).any()
-    return not computed and bool(lateness(timeline))
 
 
 def explained(

@@ -92,6 +92,12 @@ class _There(NamedTuple):
     latency: str | None
     servers: int | None
 
+    @property
+    def links(self) -> dict[str, str]:
+        """What is said of links, by name."""
+        said = {"bandwidth": self.bandwidth, "latency": self.latency}
+        return {name: text for name, text in said.items() if text is not None}
+
 
 def replay(
     *sources: Source,
@@ -254,11 +260,7 @@ def _networks(
 
 
 def _require_one_place(there: _There, own: Cluster | None, servers: int) -> None:
-    links = [
-        name
-        for name, value in (("--bandwidth", there.bandwidth), ("--latency", there.latency))
-        if value is not None
-    ]
+    links = [f"--{name}" for name in there.links]
     places = [
         name
         for name, value in (("--on", there.on), ("--network", there.network))
@@ -289,7 +291,7 @@ def _with_other_links(own: Cluster, there: _There) -> tuple[Cluster, Cluster]:
 
     Both are priced by their links alone where these differ: curves were measured on one of them.
     """
-    if there.bandwidth is None and there.latency is None:
+    if not there.links:
         return own, own
     first = own.first_outer
     outer = own.levels[first]
@@ -313,11 +315,7 @@ def _with_other_links(own: Cluster, there: _There) -> tuple[Cluster, Cluster]:
         )
         for place, level in enumerate(own.levels)
     )
-    said = [
-        f"{name} {text}"
-        for name, text in (("bandwidth", there.bandwidth), ("latency", there.latency))
-        if text is not None
-    ]
+    said = [f"{name} {text}" for name, text in there.links.items()]
     bare: Cluster = replace(own, curves=(), probes=())
     return bare, replace(bare, name=", ".join([own.name, *said]), levels=levels)
 
