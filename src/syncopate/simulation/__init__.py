@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from syncopate.simulation.failures import Failures, play_failures
-from syncopate.simulation.iteration import Iteration, play
 from syncopate.simulation.network import Aggregation, aggregated_costs, busy
 from syncopate.simulation.ranks import Variation
 from syncopate.simulation.timeline import simulate
@@ -11,11 +10,9 @@ from syncopate.simulation.timeline import simulate
 __all__ = [
     "Aggregation",
     "Failures",
-    "Iteration",
     "Variation",
     "aggregated_costs",
     "busy",
-    "play",
     "play_failures",
     "simulate",
 ]

@@ -26,11 +26,11 @@ from syncopate.costs.model.bound import (
     wire_s,
 )
 from syncopate.costs.model.functions import Costs
-from syncopate.costs.model.training import beside_s, on_the_wire, plan_costs
+from syncopate.costs.model.training import beside_s
 from syncopate.delay import Delay
 from syncopate.recipe import SERVERS, wire_share
 from syncopate.simulation.iteration import play_period
-from syncopate.simulation.traffic import Traffic, bytes_by_dtype, traffic_of
+from syncopate.simulation.traffic import bytes_by_dtype, plan_traffic
 from syncopate.units import format_seconds
 
 _SHARES = 16
@@ -51,7 +51,7 @@ def predict_delayed(
     """
     assert plan.delay is not None
     share = wire_share(plan.wire_dtype, bytes_by_dtype(workload.tensors))
-    traffic = _traffic(workload, plan, cluster, costs)
+    traffic = plan_traffic(workload, plan, cluster, costs, share)
     k = plan.delay.k
     period = play_period(workload, traffic, plan.delay, workload.interference_on(cluster))
     played_s = math.fsum(one.iteration_s for one in period) / len(period)
@@ -94,25 +94,13 @@ def with_delay(
     return replace(changed, prediction=found, reason=reason)
 
 
-def _traffic(workload: Workload, plan: Plan, cluster: Cluster, costs: Costs | None) -> Traffic:
-    share = wire_share(plan.wire_dtype, bytes_by_dtype(workload.tensors))
-    found = traffic_of(
-        workload,
-        plan.buckets,
-        on_the_wire(costs or plan_costs(cluster, workload.nbytes, plan), share),
-        plan.order,
-        world_size=cluster.world_size,
-        pull_order=plan.pull_order,
-        cluster=cluster,
-    )
-    return dataclasses.replace(found, behind=plan.pulled_behind)
-
-
 def _pulled_behind(
     plan: Plan, delay: Delay, workload: Workload, cluster: Cluster, costs: Costs | None
 ) -> Plan:
     """Return ``plan`` with as many pulls behind the pushes as is best, if that gains anything."""
-    traffic, count = _traffic(workload, plan, cluster, costs), len(plan.buckets)
+    share = wire_share(plan.wire_dtype, bytes_by_dtype(workload.tensors))
+    traffic = plan_traffic(workload, plan, cluster, costs, share)
+    count = len(plan.buckets)
 
     def lasts_s(behind: int) -> float:
         tried = dataclasses.replace(traffic, behind=behind)

@@ -63,10 +63,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import ArrayLike
 
-from syncopate.artifacts.cluster import Cluster, Interference
-from syncopate.artifacts.plan import Bucket
+from syncopate.artifacts.cluster import Interference
 from syncopate.artifacts.workload import Workload
-from syncopate.costs.model.functions import Costs
 from syncopate.costs.model.pieces import FloatArray
 from syncopate.delay import Delay
 from syncopate.simulation import ideal
@@ -75,7 +73,7 @@ from syncopate.simulation.fluid import Collective, Piece, Run, run
 from syncopate.simulation.fsdp.units import add_units
 from syncopate.simulation.layout import Closing, Layout, alone
 from syncopate.simulation.serving import Serving, updated_apart
-from syncopate.simulation.traffic import Pull, Traffic, traffic_of
+from syncopate.simulation.traffic import Pull, Traffic
 
 IDEAL = Interference()
 
@@ -146,52 +144,10 @@ class Iteration:
         return np.asarray(times[before] + share * (times[after] - times[before]))
 
 
-def play(
-    workload: Workload,
-    buckets: Sequence[Bucket],
-    costs: Costs,
-    interference: Interference = IDEAL,
-    order: tuple[int, ...] = (),
-    *,
-    world_size: int = 1,
-    pull_order: tuple[int, ...] = (),
-    cluster: Cluster | None = None,
-) -> Iteration:
-    """Play the steady iteration of a plan, the same in every exchange; see [Note: one is enough].
-
-    Args:
-        workload: what is computed and made ready.
-        buckets: in launch order; together every gradient of the workload exactly once.
-        costs: by collective, seconds of each algorithm the buckets name.
-        interference: what overlap costs; ideal by default.
-        order: the plan's order of the ranks, which schedules follow.
-        world_size: ranks that share the update where each updates a shard.
-        pull_order: the plan's.
-        cluster: the machines, as many ranks, for the price of unequal shards; without it all
-            shards count as equal.
-
-    Raises:
-        PlanError: a gradient of the workload is in no bucket, or a bucket names another model's.
-        UnknownNameError: a bucket's collective or algorithm has no cost, or does not take one of
-            its options.
-        InvalidValueError: an option has no such value.
-    """
-    traffic = traffic_of(
-        workload,
-        buckets,
-        costs,
-        order,
-        world_size=world_size,
-        pull_order=pull_order,
-        cluster=cluster,
-    )
-    return play_traffic(workload, traffic, interference)
-
-
 def play_traffic(
     workload: Workload, traffic: Traffic, interference: Interference = IDEAL
 ) -> Iteration:
-    """Play the steady iteration of messages that are already priced; see :func:`play`."""
+    """Play the steady iteration of a plan's messages; see [Note: one is enough]."""
     count = _SERVED_SETTLED if traffic.served else 1
     return _played(workload, traffic, interference, count, pulls_first=True)[-1]
 

@@ -14,10 +14,10 @@ from syncopate.artifacts.plan import Plan, Prediction
 from syncopate.artifacts.workload import Workload
 from syncopate.costs.model.bound import plan_bound_s, require_possible
 from syncopate.costs.model.functions import Costs
-from syncopate.costs.model.training import beside_s, plan_costs
+from syncopate.costs.model.training import beside_s
 from syncopate.simulation.fluid import Collective, Piece, Run, run
 from syncopate.simulation.iteration import play_traffic
-from syncopate.simulation.traffic import Traffic, traffic_of
+from syncopate.simulation.traffic import Traffic, plan_traffic
 
 
 def play_average(traffic: Traffic, interference: Interference) -> Run:
@@ -41,14 +41,7 @@ def averages_of(
         cluster: the machines.
         costs: by collective; by default those of the cluster in training.
     """
-    found = traffic_of(
-        workload,
-        plan.buckets,
-        costs or plan_costs(cluster, workload.nbytes, plan),
-        plan.order,
-        world_size=cluster.world_size,
-        cluster=cluster,
-    )
+    found = plan_traffic(workload, plan, cluster, costs, 1.0)
     return replace(found, pushes=()), found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -17,13 +16,7 @@ from syncopate.artifacts.timelines.spans import LANES
 from syncopate.artifacts.workload import Workload
 from syncopate.costs.model.functions import Costs
 from syncopate.costs.model.pieces import FloatArray
-from syncopate.costs.model.training import (
-    beside_s,
-    on_the_wire,
-    plan_costs,
-    stand_ins,
-    weight_sync_s,
-)
+from syncopate.costs.model.training import beside_s, stand_ins, weight_sync_s
 from syncopate.errors import InvalidValueError
 from syncopate.recipe import SERVERS, Recipe, wire_share
 from syncopate.simulation.fluid import Collective
@@ -32,7 +25,7 @@ from syncopate.simulation.iteration import Iteration, play_several
 from syncopate.simulation.layout import Closing
 from syncopate.simulation.local_sgd import averages_of, play_average
 from syncopate.simulation.ranks import Variation, play_ranks
-from syncopate.simulation.traffic import Traffic, bytes_by_dtype, traffic_of
+from syncopate.simulation.traffic import Traffic, bytes_by_dtype, plan_traffic
 
 
 def simulate(
@@ -331,18 +324,7 @@ def _traffic(
     """Return the messages of a plan, of whose gradients ``share`` go on the wire."""
     if plan.sharding is not None:
         return unit_traffic(workload, plan, cluster, costs)
-    costs = costs or plan_costs(cluster, workload.nbytes, plan)
-    found = traffic_of(
-        workload,
-        plan.buckets,
-        on_the_wire(costs, share, plan.exchange),
-        plan.order,
-        world_size=cluster.world_size,
-        pull_order=plan.pull_order,
-        cluster=cluster,
-        deferred=EXCHANGES[plan.exchange].pulls_gradients,
-    )
-    return replace(found, behind=plan.pulled_behind)
+    return plan_traffic(workload, plan, cluster, costs, share)
 
 
 def _sync_s(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import NamedTuple
@@ -15,12 +15,14 @@ from syncopate.artifacts.plan import (
     EXCHANGES,
     SHARDED,
     Bucket,
+    Plan,
     joined,
     pulled_in,
     require_all_parts,
 )
 from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.costs.model.functions import Costs, Envelope, startup_part_s
+from syncopate.costs.model.training import on_the_wire, plan_costs
 from syncopate.errors import PlanError, UnknownNameError
 from syncopate.protocol.limits import Limits
 from syncopate.recipe import ROOTED, SERVERS, Recipe
@@ -129,55 +131,94 @@ def traffic_of(
     cluster: Cluster | None = None,
     deferred: bool = False,
 ) -> Traffic:
-    """Return the messages of a plan's buckets; arguments and errors are those of ``play``."""
+    """Return the messages of a plan's buckets.
+
+    Args:
+        workload: what is computed and made ready.
+        buckets: in launch order; together every gradient of the workload exactly once.
+        costs: by collective, seconds of each algorithm the buckets name.
+        order: the plan's, of the ranks.
+        world_size: ranks that share the update where each updates a shard.
+        pull_order: the plan's.
+        cluster: the machines, for the price of unequal shards; without it all count as equal.
+        deferred: whether what is pulled is updated in forward.
+
+    Raises:
+        PlanError: a gradient of the workload is in no bucket, or a bucket names another model's.
+        UnknownNameError, InvalidValueError: a bucket's recipe has no cost.
+    """
+    _require_same_gradients(workload, buckets)
     by_name = {tensor.name: index for index, tensor in enumerate(workload.tensors)}
+    ready, needed = workload.ready_s, workload.needed_s
+    pushes: list[Collective] = []
+    pulls: list[Pull | None] = []
+    shards = None
+    if not deferred and workload.whole and any(b.push.collective == _SHARDS for b in buckets):
+        shards = Shards(workload, chain(*(b.tensors for b in buckets if b.pull)), world_size)
+    price = partial(priced, costs, order, cluster)
+    of_byte_s = workload.update_s / (workload.nbytes or 1) if deferred else 0.0
+    for bucket in buckets:
+        push, pull = bucket.push, bucket.pull
+        indices = [by_name[name] for name in bucket.tensors]
+        if shards is not None and pull is not None:
+            parts = shards.parts(bucket.tensors, bucket.elements)
+        else:
+            parts = _equal_parts(bucket, [workload.tensors[index] for index in indices])
+        ready_s = max(ready[i] for i in indices)
+        link = link_of(push.collective, push.root, world_size)
+        pushes.append(Collective(ready_s, *price(push, parts), push.channel, link=link))
+        if pull is None:
+            pulls.append(None)
+            continue
+        needed_s, lasts_s = min(needed[i] for i in indices), bucket.nbytes * of_byte_s
+        count = parts_at_servers(bucket.nbytes, pull.options.get(SERVERS))
+        link = link_of(pull.collective, pull.root, world_size)
+        pulls.append(Pull(needed_s, *price(pull, parts), pull.channel, count, lasts_s, link))
+    share = shards.largest_part if shards else _update_part(buckets, world_size)
+    if deferred:
+        share = sum(one.nbytes for one in buckets if one.pull is None) / (workload.nbytes or 1)
+    there, update_s = tuple(pulls) if any(pulls) else (), workload.update_s * share
+    served = SERVERS in buckets[0].push.options
+    return Traffic(tuple(pushes), there, update_s, pull_order, served=served, deferred=deferred)
+
+
+def _require_same_gradients(workload: Workload, buckets: Sequence[Bucket]) -> None:
+    numels = {tensor.name: tensor.numel for tensor in workload.tensors}
     held = [name for places in joined(buckets) for name in buckets[places[0]].tensors]
-    if len(held) != len(by_name) or set(held) != set(by_name):
-        wrong = sorted(set(held) ^ set(by_name))
+    if len(held) != len(numels) or set(held) != set(numels):
+        wrong = sorted(set(held) ^ set(numels))
         wrong = wrong or sorted(name for name, times in Counter(held).items() if times > 1)
         raise PlanError(
             f"the buckets and the workload {workload.model!r} do not hold the same gradients, "
             f"each once; at fault: {', '.join(wrong[:3])}. Profile this model and plan again"
         )
-    require_all_parts(buckets, {tensor.name: tensor.numel for tensor in workload.tensors})
-    ready, needed = workload.ready_s, workload.needed_s
-    pushes: list[Collective] = []
-    pulls: list[Pull | None] = []
-    shards = None
-    whole = workload.whole and not deferred
-    if whole and any(bucket.push.collective == _SHARDS for bucket in buckets):
-        spread = (bucket.tensors for bucket in buckets if bucket.pull is not None)
-        shards = Shards(workload, chain(*spread), world_size)
-    price = partial(priced, costs, order, cluster)
-    of_byte_s = workload.update_s / (workload.nbytes or 1) if deferred else 0.0
-    for bucket in buckets:
-        indices = [by_name[name] for name in bucket.tensors]
-        if shards is not None and bucket.pull is not None:
-            parts = shards.parts(bucket.tensors, bucket.elements)
-        else:
-            parts = _equal_parts(bucket, [workload.tensors[index] for index in indices])
-        duration_s, startup_s = price(bucket.push, parts)
-        ready_s = max(ready[i] for i in indices)
-        link = link_of(bucket.push.collective, bucket.push.root, world_size)
-        pushes.append(Collective(ready_s, duration_s, startup_s, bucket.push.channel, link=link))
-        if bucket.pull is None:
-            pulls.append(None)
-        else:
-            duration_s, startup_s = price(bucket.pull, parts)
-            needed_s = min(needed[i] for i in indices)
-            parts_count = parts_at_servers(bucket.nbytes, bucket.pull.options.get(SERVERS))
-            channel, lasts_s = bucket.pull.channel, bucket.nbytes * of_byte_s
-            link = link_of(bucket.pull.collective, bucket.pull.root, world_size)
-            pulls.append(Pull(needed_s, duration_s, startup_s, channel, parts_count, lasts_s, link))
-    if deferred:
-        at_once = sum(bucket.nbytes for bucket in buckets if bucket.pull is None)
-        share = at_once / (workload.nbytes or 1)
-    else:
-        share = shards.largest_part if shards else _update_part(buckets, world_size)
-    update_s = workload.update_s * share
-    served = SERVERS in buckets[0].push.options
-    there = tuple(pulls) if any(pulls) else ()
-    return Traffic(tuple(pushes), there, update_s, pull_order, served=served, deferred=deferred)
+    require_all_parts(buckets, numels)
+
+
+def plan_traffic(
+    workload: Workload, plan: Plan, cluster: Cluster, costs: Costs | None, share: float
+) -> Traffic:
+    """Return the messages of a plan without units; errors are those of :func:`traffic_of`.
+
+    Args:
+        workload: the model's gradients and times.
+        plan: of any exchange but ``fsdp``.
+        cluster: the machines, as many ranks as the plan is for.
+        costs: by collective and bytes on the wire; None for those of the cluster in training.
+        share: of the bytes of gradients, what goes on the wire.
+    """
+    costs = costs or plan_costs(cluster, workload.nbytes, plan)
+    found = traffic_of(
+        workload,
+        plan.buckets,
+        on_the_wire(costs, share, plan.exchange),
+        plan.order,
+        world_size=cluster.world_size,
+        pull_order=plan.pull_order,
+        cluster=cluster,
+        deferred=EXCHANGES[plan.exchange].pulls_gradients,
+    )
+    return replace(found, behind=plan.pulled_behind)
 
 
 def _update_part(buckets: Sequence[Bucket], world_size: int) -> float:

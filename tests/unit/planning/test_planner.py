@@ -26,7 +26,7 @@ from syncopate.errors import InvalidValueError, PlanError, PredictionError, Unkn
 from syncopate.planning import POLICIES, compare, filled_to, make_plan, predict
 from syncopate.schedules.registry import build
 from syncopate.simulation import simulate
-from syncopate.simulation.iteration import play
+from tests.unit.simulation.workloads import play
 
 
 def layers(count: int, numel: int = 250_000, dtypes: tuple[str, ...] = ("float32",)) -> Workload:

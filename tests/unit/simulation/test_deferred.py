@@ -13,9 +13,10 @@ from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.costs.model.functions import Envelope, LinearCost
 from syncopate.planning import predict
 from syncopate.recipe import Recipe
-from syncopate.simulation.iteration import Iteration, lasts_s, play, play_traffic
+from syncopate.simulation.iteration import Iteration, lasts_s, play_traffic
 from syncopate.simulation.timeline import simulate
 from syncopate.simulation.traffic import traffic_of
+from tests.unit.simulation.workloads import play
 
 SLOW = Interference(compute_rate=0.5, collective_stretch=1.5)
 

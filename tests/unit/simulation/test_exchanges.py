@@ -17,13 +17,14 @@ from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.costs.model.functions import Costs, Envelope, LinearCost
 from syncopate.errors import PlanError, UnknownNameError
 from syncopate.recipe import Recipe
-from syncopate.simulation import play, simulate
+from syncopate.simulation import simulate
 from syncopate.simulation.fluid import Collective
 from syncopate.simulation.iteration import IDEAL, play_several, play_traffic
 from syncopate.simulation.traffic import Pull, Traffic
 from tests.unit.simulation.workloads import (
     collectives,
     interferences,
+    play,
     play_collectives,
     times_s,
     workload,

@@ -14,11 +14,11 @@ from syncopate.costs.model.functions import Envelope, LinearCost, startup_part_s
 from syncopate.errors import PlanError, UnknownNameError
 from syncopate.recipe import Recipe
 from syncopate.simulation.fluid import Collective
-from syncopate.simulation.iteration import play
 from syncopate.units import DTYPE_BYTES
 from tests.unit.simulation.workloads import (
     collectives,
     interferences,
+    play,
     play_collectives,
     workload,
     workloads,

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 from hypothesis import strategies as st
 
 from syncopate.artifacts.cluster import Interference
+from syncopate.artifacts.plan import Bucket
 from syncopate.artifacts.workload import GradientTensor, Workload
+from syncopate.costs.model.functions import Costs
 from syncopate.simulation.fluid import Collective
 from syncopate.simulation.iteration import IDEAL, Iteration, play_traffic
-from syncopate.simulation.traffic import Traffic
+from syncopate.simulation.traffic import Traffic, traffic_of
 
 times_s = st.one_of(st.just(0.0), st.floats(1e-3, 10))
 interferences = st.builds(
@@ -60,6 +63,17 @@ def collectives(draw: st.DrawFn, of: Workload, channels: int = 1) -> list[Collec
         )
         for _, stop in pairwise((0, *cuts))
     ]
+
+
+def play(
+    work: Workload,
+    buckets: Sequence[Bucket],
+    costs: Costs,
+    interference: Interference = IDEAL,
+    **how: Any,
+) -> Iteration:
+    """Play the steady iteration of some buckets; ``how`` is for ``traffic_of``."""
+    return play_traffic(work, traffic_of(work, buckets, costs, **how), interference)
 
 
 def play_collectives(
