@@ -10,7 +10,6 @@ from syncopate.costs.model.functions import (
     CurveCost,
     Envelope,
     LinearCost,
-    PiecewiseCost,
     VariantCost,
 )
 from syncopate.costs.model.pieces import FloatArray, Pieces
@@ -49,14 +48,14 @@ def options(rng: np.random.Generator) -> VariantCost:
     )
 
 
-def steps(rng: np.random.Generator) -> PiecewiseCost:
+def steps(rng: np.random.Generator) -> CostFunction:
     """A staircase: whole packets, whatever their filling."""
     count = rng.integers(1, 6)
     uppers = np.sort(rng.choice(np.arange(1, 60), count, replace=False)).astype(float)
-    return PiecewiseCost(Pieces.of(uppers, np.sort(rng.uniform(0, 9, count)), np.zeros(count)))
+    return CostFunction(Pieces.of(uppers, np.sort(rng.uniform(0, 9, count)), np.zeros(count)))
 
 
-def jumps(rng: np.random.Generator) -> PiecewiseCost:
+def jumps(rng: np.random.Generator) -> CostFunction:
     """Lines of any slope with jumps upwards between them, as at a change of protocol."""
     count = int(rng.integers(1, 6))
     uppers = np.sort(rng.choice(np.arange(1, 60), count, replace=False)).astype(float)
@@ -65,7 +64,7 @@ def jumps(rng: np.random.Generator) -> PiecewiseCost:
     for low, high, slope in zip([0.0, *uppers[:-1]], uppers, slopes, strict=True):
         intercepts.append(level - slope * low)
         level += slope * (high - low) + rng.choice([0.0, 1.0])
-    return PiecewiseCost(Pieces.of(uppers, intercepts, slopes))
+    return CostFunction(Pieces.of(uppers, intercepts, slopes))
 
 
 def curve(rng: np.random.Generator) -> CurveCost:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from syncopate.artifacts.cluster import Cluster, Interference, LinearFit
 from syncopate.artifacts.plan import SERVERLESS, Plan, joined
 from syncopate.artifacts.workload import GradientTensor, Workload
-from syncopate.costs.model.functions import Costs, Envelope, LinearCost, PiecewiseCost
+from syncopate.costs.model.functions import CostFunction, Costs, Envelope, LinearCost
 from syncopate.costs.model.pieces import Pieces
 from syncopate.planning import make_plan
 from syncopate.planning.parts import WHOLE, Message, alone, elements_of, grains, messages
@@ -26,13 +26,13 @@ from tests.unit import examples
 
 CLUSTER = Cluster.flat(4, latency_s=0.0, bandwidth_bytes_per_s=1e12)
 LINEAR = LinearCost(LinearFit(a_s=2e-3, b_s_per_byte=1e-9))
-BENT = PiecewiseCost(
+BENT = CostFunction(
     Pieces.of([4.0 * MIB, math.inf], [1e-4, 1e-4 - 0.4e-9 * 4 * MIB], [1e-9, 1.4e-9])
 )
 """From 4 MiB on, every byte takes longer."""
 
 
-def costs(cost: PiecewiseCost) -> Costs:
+def costs(cost: CostFunction) -> Costs:
     return dict.fromkeys(
         ("all_reduce", "reduce_scatter", "all_gather", "reduce", "broadcast"),
         Envelope({"native": cost}),
@@ -116,7 +116,7 @@ def test_parts_take_the_channels_in_turn(exchange: str) -> None:
     st.sampled_from([1.0, 0.5]),
 )
 def test_no_plan_is_worse_than_the_policies_that_split_nothing(
-    numels: list[int], exchange: str, channels: int, cost: PiecewiseCost, rate: float
+    numels: list[int], exchange: str, channels: int, cost: CostFunction, rate: float
 ) -> None:
     given_ = workload(*numels)
     cluster = Cluster(
@@ -177,7 +177,7 @@ def test_messages_of_a_partition() -> None:
 
 
 def test_grains_are_those_that_cost_less() -> None:
-    def found(*sizes: float, cost: PiecewiseCost = BENT) -> list[float]:
+    def found(*sizes: float, cost: CostFunction = BENT) -> list[float]:
         return grains(Problem([float(index) for index in range(len(sizes))], sizes, cost))
 
     assert found(100, 40, 10) == found(0, 0) == found(400 * MIB, cost=LINEAR) == []
@@ -190,7 +190,7 @@ def test_grains_are_those_that_cost_less() -> None:
 
 @pytest.mark.parametrize("numel", [5, 200, 1000, 100_000])
 def test_every_part_has_elements(numel: int) -> None:
-    steep = PiecewiseCost(Pieces.of([4.0, math.inf], [0.0, -1.0], [0.0, 1.0]))
+    steep = CostFunction(Pieces.of([4.0, math.inf], [0.0, -1.0], [0.0, 1.0]))
     of = workload(numel)
     problem = Problem(of.ready_s, [tensor.nbytes for tensor in of.tensors], steep)
     found = grains(problem)

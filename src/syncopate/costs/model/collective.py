@@ -30,14 +30,7 @@ from syncopate.artifacts.level import sizes_text
 from syncopate.costs.flows.rails import rail_pieces
 from syncopate.costs.flows.stages import STAGED, staged_pieces
 from syncopate.costs.model.bound import LONG_BYTES, line_s_per_byte
-from syncopate.costs.model.functions import (
-    FREE,
-    CostFunction,
-    CurveCost,
-    Envelope,
-    PiecewiseCost,
-    VariantCost,
-)
+from syncopate.costs.model.functions import FREE, CostFunction, CurveCost, Envelope, VariantCost
 from syncopate.costs.model.pieces import Pieces, highest, highest_line, lower_envelope
 from syncopate.costs.model.remembered import remembered
 from syncopate.costs.papers.closed_forms import closed_lines
@@ -347,7 +340,7 @@ def variants(cluster: Cluster, collective: str, algorithm: str) -> tuple[dict[st
 
 def fixed_cost(
     cluster: Cluster, collective: str, algorithm: str, options: Mapping[str, Any]
-) -> PiecewiseCost:
+) -> CostFunction:
     """Return the price of an algorithm's schedule with given options, as a cost function.
 
     On a calibrated cluster that is what the executor is expected to take (``execution.py``). By
@@ -369,25 +362,25 @@ def _fixed_costs(
     algorithm: str,
     variants: Sequence[Mapping[str, Any]],
     rival: Pieces | None = None,
-) -> list[PiecewiseCost]:
+) -> list[CostFunction]:
     """Return the price of an algorithm with each of several options, as :func:`fixed_cost`."""
-    found: list[PiecewiseCost] = []
+    found: list[CostFunction] = []
     chunked = (collective, algorithm) == STAGED and any("pipelines" in o for o in variants)
     if chunked and not cluster.handling:
         staged = staged_pieces(cluster, variants)
         if staged:
-            return [PiecewiseCost(pieces) for pieces in staged]
+            return [CostFunction(pieces) for pieces in staged]
     for options in variants:
         if not cluster.handling:
             lines = closed_lines(cluster, collective, algorithm, options)
             pieces = highest_line(lines) if lines else None
             pieces = pieces or rail_pieces(cluster, collective, algorithm, options, rival)
             if pieces is not None:
-                found.append(PiecewiseCost(pieces))
+                found.append(CostFunction(pieces))
                 continue
             _require_few(cluster, collective, algorithm)
         schedule = build(collective, algorithm, cluster.world_size, **options)
-        found.append(PiecewiseCost(_pieces(schedule, cluster, rival)))
+        found.append(CostFunction(_pieces(schedule, cluster, rival)))
     return found
 
 

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -26,73 +26,32 @@ Ranges = Sequence[tuple[float, Mapping[str, Any]]]
 """``(largest size in bytes, options)`` by ascending size, the last without limit."""
 
 
-class CostFunction(Protocol):
-    """The cost function that planning and simulation need."""
-
-    @property
-    def pieces(self) -> Pieces:
-        """The function as pieces."""
-        ...
-
-    @property
-    def startup_s(self) -> float:
-        """``a``: the limit of the cost as the message shrinks."""
-        ...
-
-    @property
-    def option_ranges(self) -> Ranges:
-        """The options with which the algorithm costs this, by size."""
-        ...
-
-    @property
-    def least_s_per_byte(self) -> float:
-        """Seconds for which each byte keeps the link busy; 0.0 when unknown."""
-        ...
-
-    def __call__(self, nbytes: ArrayLike) -> FloatArray:
-        """Return seconds for messages of ``nbytes``, of the same shape."""
-        ...
-
-    def options(self, nbytes: float) -> Mapping[str, Any]:
-        """Return the options with which the algorithm costs this at ``nbytes``."""
-        ...
-
-    def fixed(self, options: Mapping[str, Any]) -> CostFunction:
-        """Return the cost with the same options at every size."""
-        ...
-
-    @property
-    def choices(self) -> Sequence[CostFunction]:
-        """The joint cost of messages of several sizes with the same options."""
-        ...
-
-
-class PiecewiseCost:
+class CostFunction:
     """A cost given by its pieces.
 
     Args:
         pieces: the function.
+
+    Attributes:
+        pieces: as given.
+        option_ranges: the options with which the algorithm costs this, by size.
+        least_s_per_byte: seconds for which each byte keeps the link busy; 0.0 when unknown.
     """
 
     option_ranges: Ranges = ((math.inf, {}),)
     least_s_per_byte: float = 0.0
 
     def __init__(self, pieces: Pieces) -> None:
-        self._pieces = pieces
-
-    @property
-    def pieces(self) -> Pieces:
-        """The function as pieces."""
-        return self._pieces
+        self.pieces = pieces
 
     @property
     def startup_s(self) -> float:
         """``a``: the limit of the cost as the message shrinks, in seconds."""
-        return float(self._pieces.intercept_s[1])
+        return float(self.pieces.intercept_s[1])
 
     def __call__(self, nbytes: ArrayLike) -> FloatArray:
         """Return the cost in seconds of messages of ``nbytes`` (any shape; >= 0)."""
-        return self._pieces(nbytes)
+        return self.pieces(nbytes)
 
     def options(self, nbytes: float) -> Mapping[str, Any]:
         """Return the options with which the algorithm costs this at ``nbytes``."""
@@ -121,7 +80,7 @@ def startup_part_s(cost: CostFunction, sizes: Sequence[float], duration_s: float
     return min(startup_s, max(duration_s - cost.least_s_per_byte * sum(sizes), 0.0))
 
 
-class LinearCost(PiecewiseCost):
+class LinearCost(CostFunction):
     """``T(n) = a + b n`` for n > 0 (MG-WFBP, Eq. 9).
 
     Args:
@@ -145,7 +104,7 @@ FREE = LinearCost(LinearFit(a_s=0.0, b_s_per_byte=0.0))
 """What every collective costs one rank alone: nothing."""
 
 
-class CurveCost(PiecewiseCost):
+class CurveCost(CostFunction):
     """A measured curve: monotone, piecewise linear through the expected durations.
 
     The expected duration of each size stands for it (``CurvePoint.expected_s``, in which a
@@ -204,7 +163,7 @@ def _measured_options(curve: CollectiveCurve) -> Ranges:
     return (*ranges, (math.inf, curve.points[-1].options | order))
 
 
-class VariantCost(PiecewiseCost):
+class VariantCost(CostFunction):
     """An algorithm with the options that are the cheapest at every size.
 
     Args:
@@ -241,7 +200,7 @@ class VariantCost(PiecewiseCost):
         return [_Chosen(cost, options) for options, cost in self._variants]
 
 
-class _Chosen(PiecewiseCost):
+class _Chosen(CostFunction):
     """The cost of an algorithm with given options."""
 
     def __init__(self, cost: CostFunction, options: Mapping[str, Any]) -> None:
@@ -249,7 +208,7 @@ class _Chosen(PiecewiseCost):
         self.option_ranges = ((math.inf, options),)
 
 
-class _HeldCost(PiecewiseCost):
+class _HeldCost(CostFunction):
     """A cost that is at least so many seconds per byte."""
 
     def __init__(self, cost: CostFunction, least_s_per_byte: float) -> None:
@@ -273,7 +232,7 @@ class _HeldCost(PiecewiseCost):
         return [_HeldCost(cost, self.least_s_per_byte) for cost in self._cost.choices]
 
 
-class _NarrowedCost(PiecewiseCost):
+class _NarrowedCost(CostFunction):
     """The cost of messages of which a share goes on the wire."""
 
     def __init__(self, cost: CostFunction, share: float) -> None:
@@ -306,7 +265,7 @@ class Cheapest(NamedTuple):
     seconds: float
 
 
-class Envelope(PiecewiseCost):
+class Envelope(CostFunction):
     """The cheapest of several algorithms at every size.
 
     Args:

@@ -19,7 +19,7 @@ from typing import Any
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import EXCHANGES, SERVED
 from syncopate.costs.model.bound import served_s_per_byte
-from syncopate.costs.model.functions import Costs, Envelope, PiecewiseCost, VariantCost
+from syncopate.costs.model.functions import CostFunction, Costs, Envelope, VariantCost
 from syncopate.costs.model.pieces import Pieces
 from syncopate.costs.model.remembered import remembered
 from syncopate.errors import InvalidValueError, UnknownNameError
@@ -41,7 +41,7 @@ def served_costs(cluster: Cluster, servers: int | None = None) -> Costs:
     if servers is None:
         servers = cluster.host_count
 
-    def price(options: Mapping[str, Any]) -> PiecewiseCost:
+    def price(options: Mapping[str, Any]) -> CostFunction:
         unknown = [name for name in options if name != SERVERS]
         if unknown:
             raise UnknownNameError("option", unknown[0], (SERVERS,), SERVED)
@@ -49,7 +49,7 @@ def served_costs(cluster: Cluster, servers: int | None = None) -> Costs:
         if not isinstance(count, int) or count < 1:
             raise InvalidValueError(SERVERS, count, "an integer >= 1")
         slope = served_s_per_byte(cluster, count)
-        return PiecewiseCost(Pieces.of([math.inf], [cluster.levels[-1].latency_s], [slope]))
+        return CostFunction(Pieces.of([math.inf], [cluster.levels[-1].latency_s], [slope]))
 
     options = {SERVERS: servers}
     envelope = Envelope({SERVED: VariantCost([(options, price(options))], price)})

@@ -41,13 +41,7 @@ from syncopate.costs.model.collective import (
     require_priced,
     variants,
 )
-from syncopate.costs.model.functions import (
-    CostFunction,
-    CurveCost,
-    Envelope,
-    PiecewiseCost,
-    VariantCost,
-)
+from syncopate.costs.model.functions import CostFunction, CurveCost, Envelope, VariantCost
 from syncopate.costs.model.pieces import FloatArray, Pieces
 from syncopate.costs.model.remembered import remembered
 from syncopate.errors import InvalidValueError, UnknownNameError
@@ -110,7 +104,7 @@ def stand_in(cluster: Cluster, collective: str, algorithm: str) -> StandIn:
     usual = (name for name in (for_native(collective), NATIVE) if name in costs)
     by = next(usual, next(iter(costs)))
     # Without its options, which are not those of the algorithm that was asked for.
-    return found(PiecewiseCost(costs[by].pieces), by)
+    return found(CostFunction(costs[by].pieces), by)
 
 
 def alone_costs(cluster: Cluster, collective: str, names: Iterable[str] | None) -> Envelope:
@@ -146,7 +140,7 @@ class _Shown(NamedTuple):
     sizes: FloatArray
     factors: FloatArray
 
-    def correct(self, cost: CostFunction) -> PiecewiseCost:
+    def correct(self, cost: CostFunction) -> CostFunction:
         """Return a cost times the factor: chords between sizes at most a factor of two apart."""
         powers = 2.0 ** np.arange(2, int(_LARGEST_BYTES).bit_length())
         sizes = np.union1d(powers, self.sizes)
@@ -155,7 +149,7 @@ class _Shown(NamedTuple):
         slopes = np.concatenate(([0.0], np.diff(seconds) / np.diff(sizes)))
         slopes = np.append(slopes, slopes[-1])
         anchors, levels = np.append(sizes[:1], sizes), np.append(seconds[:1], seconds)
-        return PiecewiseCost(
+        return CostFunction(
             Pieces.of(np.append(sizes, math.inf), levels - slopes * anchors, slopes)
         )
 
@@ -192,7 +186,7 @@ def _derived(cluster: Cluster, collective: str, names: tuple[str, ...] | None) -
     if shown is None:
         ways = [wire_bytes(cluster.world_size, 1.0, c) for c in (collective, MEASURED_MOST)]
         pieces = collective_costs(cluster).of(NATIVE).pieces.times(ways[0] / ways[1])
-        return Envelope(dict.fromkeys(wanted, PiecewiseCost(pieces)))
+        return Envelope(dict.fromkeys(wanted, CostFunction(pieces)))
     price = partial(_corrected, cluster, collective)
     return Envelope(priced(wanted, price, every=names is not None))
 
