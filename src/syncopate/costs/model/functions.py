@@ -126,17 +126,10 @@ class CurveCost(CostFunction):
         expected_s = np.array([point.expected_s for point in curve.points])
         counts = [float(len(point.samples_s)) for point in curve.points]
         seconds = isotonic(expected_s, counts)
-        chords = np.diff(seconds) / np.diff(sizes)
         slope = 0.0
-        if len(sizes) >= _TELLING or (len(chords) and chords[-1] > 0):
+        if len(sizes) >= _TELLING or (len(sizes) > 1 and seconds[-1] > seconds[-2]):
             slope = tail_slope(sizes, expected_s)
-        slopes = np.concatenate(([0.0], chords, [slope if slope > 0 else curve.fit.b_s_per_byte]))
-        anchors = np.concatenate((sizes[:1], sizes))
-        levels = np.concatenate((seconds[:1], seconds))
-        uppers = np.concatenate((sizes, [np.inf]))
-        # A measurement of zero bytes is the start-up alone: it has no piece below it.
-        first = 1 if sizes[0] == 0 else 0
-        pieces = Pieces.of(uppers[first:], (levels - slopes * anchors)[first:], slopes[first:])
+        pieces = Pieces.chords(sizes, seconds, slope if slope > 0 else curve.fit.b_s_per_byte)
         if beyond is not None:
             pieces = pieces.up_to(float(sizes[-1]), highest([pieces, beyond]))
         super().__init__(pieces)

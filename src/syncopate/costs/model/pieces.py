@@ -99,6 +99,23 @@ class Pieces:
             np.zeros(len(upper), np.int64),
         )
 
+    @classmethod
+    def chords(cls, nbytes: FloatArray, seconds: FloatArray, slope: float | None = None) -> Pieces:
+        """Return a cost that is level up to the smallest size, and a line from each to the next.
+
+        Args:
+            nbytes: shape (n,), ascending, >= 0.
+            seconds: shape (n,), never falling.
+            slope: in s per byte beyond the largest size; that of the last line when left out.
+        """
+        slopes = np.concatenate(([0.0], np.diff(seconds) / np.diff(nbytes)))
+        slopes = np.append(slopes, slopes[-1] if slope is None else slope)
+        anchors, levels = np.append(nbytes[:1], nbytes), np.append(seconds[:1], seconds)
+        # Zero bytes are the start-up alone: they have no piece below them.
+        first = int(nbytes[0] == 0)
+        uppers, intercepts = np.append(nbytes, np.inf), levels - slopes * anchors
+        return cls.of(uppers[first:], intercepts[first:], slopes[first:])
+
     def __call__(self, nbytes: ArrayLike) -> FloatArray:
         """Return the cost in seconds of messages of ``nbytes`` (any shape; >= 0)."""
         sizes = np.asarray(nbytes, float)

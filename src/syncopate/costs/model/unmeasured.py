@@ -146,12 +146,7 @@ class _Shown(NamedTuple):
         sizes = np.union1d(powers, self.sizes)
         factors = np.interp(np.log(sizes), np.log(self.sizes), self.factors)
         seconds = np.maximum.accumulate(cost(sizes) * factors)
-        slopes = np.concatenate(([0.0], np.diff(seconds) / np.diff(sizes)))
-        slopes = np.append(slopes, slopes[-1])
-        anchors, levels = np.append(sizes[:1], sizes), np.append(seconds[:1], seconds)
-        return CostFunction(
-            Pieces.of(np.append(sizes, math.inf), levels - slopes * anchors, slopes)
-        )
+        return CostFunction(Pieces.chords(sizes, seconds))
 
 
 @remembered

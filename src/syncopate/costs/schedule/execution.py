@@ -103,10 +103,7 @@ def execution_cost(schedule: Schedule, cluster: Cluster) -> Pieces:
     powers = ITEM_BYTES * 2 ** np.arange(int(_LARGEST_BYTES // ITEM_BYTES).bit_length())
     sizes = np.unique([*powers, *limits, *(limit + ITEM_BYTES for limit in limits)]).astype(float)
     seconds = np.maximum.accumulate(execution_times(schedule, cluster, sizes))
-    chords = np.diff(seconds) / np.diff(sizes)
-    slopes = np.concatenate(([0.0], chords, chords[-1:]))
-    anchors, levels = np.concatenate((sizes[:1], sizes)), np.concatenate((seconds[:1], seconds))
-    return Pieces.of(np.append(sizes, np.inf), levels - slopes * anchors, slopes)
+    return Pieces.chords(sizes, seconds)
 
 
 class Executions:
