@@ -18,8 +18,8 @@ import scipy
 
 from syncopate.artifacts.cluster import Cluster, Handling
 from syncopate.calibration.samples import SIZES, Sample
+from syncopate.costs.model.pieces import FloatArray
 from syncopate.costs.schedule.execution import Executions
-from syncopate.costs.schedule.messages import FloatArray
 from syncopate.schedules import registry
 
 _FITTED = ("call_s", "round_s", "stream_s", "addition_s", "byte_s", "exposed", "left_over")

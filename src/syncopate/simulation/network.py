@@ -43,9 +43,9 @@ from syncopate.artifacts.level import Level
 from syncopate.artifacts.plan import EXCHANGES, Plan
 from syncopate.costs.model.collective import fixed_cost
 from syncopate.costs.model.functions import CostFunction, Costs, Envelope, LinearCost, VariantCost
+from syncopate.costs.model.pieces import IntArray
 from syncopate.costs.model.unmeasured import for_native
 from syncopate.costs.schedule.links import rank_units
-from syncopate.costs.schedule.messages import IntArray
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.recipe import NATIVE, SERVERS
 

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from syncopate.artifacts.cluster import Cluster, Interference
 from syncopate.artifacts.workload import Workload
+from syncopate.costs.model.pieces import FloatArray
 from syncopate.costs.schedule.links import rank_units
 from syncopate.delay import Delay
 from syncopate.errors import InvalidValueError, UnknownNameError
@@ -32,8 +33,6 @@ from syncopate.simulation.fluid import Collective, Machine, Piece, Run
 from syncopate.simulation.iteration import Iteration, Program, program
 from syncopate.simulation.layout import Closing
 from syncopate.simulation.traffic import Traffic
-
-Floats = NDArray[np.float64]
 
 MOST_JITTER = 1.0
 """Of a standard deviation, as a share of the mean: more is no jitter."""
@@ -91,7 +90,7 @@ class Variation:
             drawn.append("as measured")
         return ", ".join([*said, *drawn, *([f"seed {self.seed}"] if drawn else [])])
 
-    def paces(self, cluster: Cluster, iterations: int) -> Floats:
+    def paces(self, cluster: Cluster, iterations: int) -> FloatArray:
         """Return the pace of each rank (row) in each iteration (column).
 
         Raises:
@@ -147,12 +146,12 @@ class Runs:
         anchors: ``(time, progress, rate)`` from which on ranks computed at another rate.
     """
 
-    arrives_s: Floats
-    ends_s: Floats
-    begins_s: Floats
-    finishes_s: Floats
-    paces: Floats
-    anchors: Floats
+    arrives_s: FloatArray
+    ends_s: FloatArray
+    begins_s: FloatArray
+    finishes_s: FloatArray
+    paces: FloatArray
+    anchors: FloatArray
 
     def of(self, rank: int) -> Run:
         """Return what one of them did; progress counts in the seconds of the workload."""
@@ -195,7 +194,7 @@ def play_ranks(
     workload: Workload,
     traffic: Traffic,
     interference: Interference,
-    paces: Floats,
+    paces: FloatArray,
     *,
     delay: Delay | None = None,
     closings: Sequence[Sequence[Closing]] = (),
@@ -245,7 +244,7 @@ def run_ranks(
     pieces: Sequence[Piece],
     collectives: Sequence[Collective],
     interference: Interference,
-    paces: Floats,
+    paces: FloatArray,
 ) -> Runs:
     """Run the computation of several ranks beside their collectives.
 
@@ -276,7 +275,7 @@ def run_ranks(
 class _Ranks:
     """The threads that compute, one of each rank; see :class:`~...fluid.Computation`."""
 
-    def __init__(self, pieces: Sequence[Piece], paces: Floats) -> None:
+    def __init__(self, pieces: Sequence[Piece], paces: FloatArray) -> None:
         ranks = len(paces)
         self.pieces, self.paces = pieces, paces
         self.lasts = paces * np.array([piece.duration_s for piece in pieces])
@@ -384,7 +383,7 @@ class _Ranks:
             return since_s
         return since_s + (clock - progress) / rate if rate > 0 else math.inf
 
-    def _times(self, clock: Floats) -> Floats:
+    def _times(self, clock: FloatArray) -> FloatArray:
         since_s, progress, rate = self.anchors[-1]
         ahead = np.maximum(clock - progress, 0.0)
         if rate > 0:
@@ -392,14 +391,14 @@ class _Ranks:
         return np.where(ahead > 0, math.inf, since_s)
 
 
-def _clock(anchors: Floats, at_s: Floats) -> Floats:
+def _clock(anchors: FloatArray, at_s: FloatArray) -> FloatArray:
     """Return how far the clock of progress was at some times."""
     place = np.maximum(np.searchsorted(anchors[:, 0], at_s, "right") - 1, 0)
     since_s, progress, rate = anchors[place].T
     return np.asarray(progress + (at_s - since_s) * rate)
 
 
-def _times(anchors: Floats, clock: Floats) -> Floats:
+def _times(anchors: FloatArray, clock: FloatArray) -> FloatArray:
     """Return when the clock of progress first was as far."""
     place = np.maximum(np.searchsorted(anchors[:, 1], clock, "left") - 1, 0)
     since_s, progress, rate = anchors[place].T
@@ -408,8 +407,8 @@ def _times(anchors: Floats, clock: Floats) -> Floats:
 
 
 def _arrivals(
-    collectives: Sequence[Collective], ranks: _Ranks, anchors: Floats, ends_s: Floats
-) -> Floats:
+    collectives: Sequence[Collective], ranks: _Ranks, anchors: FloatArray, ends_s: FloatArray
+) -> FloatArray:
     """Return when each rank came to each collective, its channel free."""
     found = np.zeros((len(ranks.at), len(collectives)))
     before: dict[int, int] = {}

@@ -14,16 +14,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from syncopate.calibration.racks.levels import (
-    FloatArray,
-    IntArray,
-    Observed,
-    Pairs,
-    expected,
-    misfit,
-    sizes_of,
-)
+from syncopate.calibration.racks.levels import Observed, Pairs, expected, misfit, sizes_of
 from syncopate.calibration.racks.neighbours import neighbours
+from syncopate.costs.model.pieces import FloatArray, IntArray
 
 ENOUGH = 6.0
 """By how much more misfit a hypothesis is refuted."""

@@ -28,8 +28,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
+from syncopate.costs.model.pieces import FloatArray, IntArray
 
 Matching = tuple[tuple[int, int], ...]
 """Pairs of hosts that exchange data at the same time; no host is in two of them."""

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from syncopate.calibration.racks.levels import FloatArray, IntArray, Observed, errors
+from syncopate.calibration.racks.levels import Observed, errors
+from syncopate.costs.model.pieces import FloatArray, IntArray
 
 Capacity = Callable[[IntArray], FloatArray]
 """The capacity of each group's uplink, (B, hosts) to (B, groups)."""

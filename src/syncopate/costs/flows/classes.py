@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncopate.costs.flows.traffic import Edges, Traffic
-from syncopate.costs.schedule.messages import FloatArray
+from syncopate.costs.model.pieces import FloatArray
 
 _Colours = NDArray[np.uint64]
 

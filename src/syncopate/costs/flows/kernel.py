@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncopate.costs.flows.traffic import ADDED, Traffic, joined
-from syncopate.costs.schedule.messages import FloatArray, IntArray
+from syncopate.costs.model.pieces import FloatArray, IntArray
 
 _SAME = 1e-12
 """Times and rates that differ by less, as a share of them, are the same."""

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from syncopate.artifacts.level import Level, unit_counts
+from syncopate.costs.model.pieces import FloatArray, IntArray
 from syncopate.costs.schedule.links import rank_units
-from syncopate.costs.schedule.messages import FloatArray, IntArray, ordered_messages
+from syncopate.costs.schedule.messages import ordered_messages
 from syncopate.schedules.base import Schedule
 
 SENT, ADDED = 0, 1

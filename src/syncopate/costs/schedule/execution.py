@@ -37,10 +37,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from syncopate.artifacts.cluster import Cluster, Handling
-from syncopate.costs.model.pieces import Pieces
+from syncopate.costs.model.pieces import FloatArray, Pieces
 from syncopate.costs.schedule.congestion import congestion_lines
 from syncopate.costs.schedule.loads import Load, Round, Work, joined, loads, ports_of
-from syncopate.costs.schedule.messages import FloatArray
 from syncopate.errors import InvalidValueError
 from syncopate.schedules.base import Schedule
 

@@ -17,17 +17,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from syncopate.artifacts.level import Level, unit_counts
-
-_FloatArray = NDArray[np.float64]
-_IntArray = NDArray[np.int64]
+from syncopate.costs.model.pieces import FloatArray, IntArray
 
 
 def levels_apart(
-    levels: tuple[Level, ...], placement: tuple[int, ...], a: _IntArray, b: _IntArray
-) -> _IntArray:
+    levels: tuple[Level, ...], placement: tuple[int, ...], a: IntArray, b: IntArray
+) -> IntArray:
     """Return the index of the level between ranks ``a`` and ``b``, elementwise.
 
     The array form of :meth:`syncopate.artifacts.cluster.Cluster.level_between`: two ranks are apart
@@ -38,7 +35,7 @@ def levels_apart(
     return np.asarray(np.count_nonzero(apart, axis=0)) if apart else np.zeros(len(a), np.int64)
 
 
-def rank_units(levels: Sequence[Level], placement: tuple[int, ...]) -> list[_IntArray]:
+def rank_units(levels: Sequence[Level], placement: tuple[int, ...]) -> list[IntArray]:
     """Return for each level which of the units that it joins a rank is in, shape (ranks,) each.
 
     The innermost joins ranks: there it is where the rank sits.
@@ -58,12 +55,12 @@ def rank_units(levels: Sequence[Level], placement: tuple[int, ...]) -> list[_Int
 def wire_times(
     levels: tuple[Level, ...],
     placement: tuple[int, ...],
-    ends: tuple[_IntArray, _IntArray],
-    sizes: _IntArray,
-    turns: _IntArray,
+    ends: tuple[IntArray, IntArray],
+    sizes: IntArray,
+    turns: IntArray,
     *,
     one_each: bool,
-) -> _FloatArray:
+) -> FloatArray:
     """Return how long each message is on the wire, start-up not counted.
 
     Args:
@@ -93,7 +90,7 @@ def wire_times(
     return seconds
 
 
-def _shared(link: _IntArray, sizes: _IntArray) -> _IntArray:
+def _shared(link: IntArray, sizes: IntArray) -> IntArray:
     """Return what a link has carried when each message is through: sum_j min(size_j, size)."""
     if len(link) == 0 or len(np.unique(link)) == len(link):
         return sizes

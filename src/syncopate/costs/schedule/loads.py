@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncopate.artifacts.cluster import Cluster
-from syncopate.costs.schedule.messages import FloatArray, IntArray
+from syncopate.costs.model.pieces import FloatArray, IntArray
 from syncopate.costs.schedule.relay import Rounds, Turn, rounds_of
 from syncopate.schedules.base import Schedule
 from syncopate.schedules.blocks import MAX_BLOCKS, block_count

@@ -12,14 +12,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from syncopate.artifacts.level import Level
+from syncopate.costs.model.pieces import FloatArray, IntArray
 from syncopate.costs.schedule.links import levels_apart, wire_times
 from syncopate.schedules.base import REDUCE, Schedule, Transfers
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -44,9 +44,9 @@ from syncopate.costs.flows.classes import by_class
 from syncopate.costs.flows.curve import played_pieces
 from syncopate.costs.flows.kernel import play
 from syncopate.costs.flows.traffic import Traffic, traffic_of
-from syncopate.costs.model.pieces import Pieces, highest_line
+from syncopate.costs.model.pieces import FloatArray, IntArray, Pieces, highest_line
 from syncopate.costs.schedule.congestion import congestion_lines
-from syncopate.costs.schedule.messages import FloatArray, IntArray, messages_of
+from syncopate.costs.schedule.messages import messages_of
 from syncopate.errors import InvalidValueError
 from syncopate.schedules.base import Schedule
 

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncopate.artifacts.level import Level
-from syncopate.costs.schedule.messages import FloatArray, IntArray, Messages, messages_of
+from syncopate.costs.model.pieces import FloatArray, IntArray
+from syncopate.costs.schedule.messages import Messages, messages_of
 from syncopate.schedules.base import Schedule
 
 _BoolArray = NDArray[np.bool_]
