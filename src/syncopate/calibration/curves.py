@@ -236,7 +236,7 @@ def measure_curves(
         if any(nbytes in curve for curve in points.values()):
             continue
         left_s = budget_s - bench.elapsed_s()
-        names = [n for n in options if nbytes in options[n] and not hopeless(n, points)]
+        names = [n for n in options if nbytes in options[n] and hopeless(n, points) is None]
         names = promising(names, points, nbytes, expected)
         once = False
         if index >= ALWAYS_MEASURED:
@@ -386,12 +386,11 @@ def duration(moments: Sequence[tuple[float, float]], shared_clock: bool) -> floa
     return max(end - start for start, end in moments)
 
 
-def hopeless(name: str, points: Points) -> bool:
-    """Say whether the two largest sizes measured make an algorithm not worth measuring on."""
-    return _ratio_if_hopeless(name, points) is not None
+def hopeless(name: str, points: Points) -> float | None:
+    """Return how many times the best an algorithm takes that is not worth measuring on, else None.
 
-
-def _ratio_if_hopeless(name: str, points: Points) -> float | None:
+    The two largest sizes measured decide.
+    """
     recent = [size for size in sorted(points[name])[-2:] if size >= HOPELESS_FROM_BYTES]
     ratios = []
     for size in recent:
@@ -414,7 +413,7 @@ def affordable(
     points: Points,
     nbytes: int,
     left_s: float,
-    expected: Prices | None = None,
+    expected: Prices,
     *,
     runs: int = _RUNS,
 ) -> list[str]:
@@ -423,7 +422,7 @@ def affordable(
     Their ``runs`` may take ``SIZE_SHARE`` of the time left, so that one large size does not starve
     the others.
     """
-    expected_s = {n: _expected_s(points[n], nbytes, (expected or {}).get(n, {})) for n in names}
+    expected_s = {n: _expected_s(points[n], nbytes, expected.get(n, {})) for n in names}
     chosen = sorted(names, key=lambda name: expected_s[name])
     while chosen and runs * sum(expected_s[n] for n in chosen) > max(left_s * SIZE_SHARE, 0.0):
         chosen.pop()
@@ -431,13 +430,12 @@ def affordable(
 
 
 def _expected_s(
-    curve: Mapping[int, CurvePoint], nbytes: int, price_s: Mapping[int, float] | None = None
+    curve: Mapping[int, CurvePoint], nbytes: int, price_s: Mapping[int, float]
 ) -> float:
     """Return what a size is expected to take, by the nearest one measured and by the prices.
 
     Without prices, a message takes the same up to ``FLAT_BYTES``, and proportionally more above.
     """
-    price_s = price_s or {}
     near = min(curve, key=lambda size: abs(math.log(size / nbytes)), default=0)
     if nbytes in price_s and near < HOPELESS_FROM_BYTES <= nbytes:
         # What starting up takes says nothing about long messages.
@@ -447,17 +445,18 @@ def _expected_s(
     return _typical_s(curve[near]) * max(nbytes, FLAT_BYTES) / max(near, FLAT_BYTES)
 
 
-def _left_out(points: Points, options: Options, expected: Prices | None = None) -> dict[str, str]:
+def _left_out(points: Points, options: Options, expected: Prices) -> dict[str, str]:
     reasons = {}
     for name, curve in points.items():
         sizes = options[name]
         missing = [size for size in sizes if size not in curve]
         if missing:
-            ratio = _ratio_if_hopeless(name, points)
-            why = f"{ratio:.1f} times the best" if ratio is not None else "time budget"
-            if ratio is None and name not in promising(
-                [*points], points, missing[-1], expected or {}
-            ):
+            ratio = hopeless(name, points)
+            if ratio is not None:
+                why = f"{ratio:.1f} times the best"
+            elif name in promising([*points], points, missing[-1], expected):
+                why = "time budget"
+            else:
                 why = "no chance by price"
             reasons[name] = f"{len(missing)} of {len(sizes)} sizes ({why})"
     return reasons

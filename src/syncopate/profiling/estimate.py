@@ -233,7 +233,7 @@ def _operations(iteration: Iteration, stamped: StampedModel, clock: RooflineCloc
     """Return an iteration with operations in the place of its seconds."""
     with clock.counting("flops"):
         ready, last = stamped.ready_s(), clock.stamp()
-        start = stamped.start_of_backward
+        start = stamped.backward_start
         return Iteration(
             forward_s=clock.between_s(Work(), start),
             backward_s=clock.between_s(start, last),

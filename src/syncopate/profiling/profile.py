@@ -209,7 +209,7 @@ def _backward_of(
 ) -> Backward:
     """Run one iteration; return its backward."""
     iteration = iterate(task, stamped, clock, updater, begun)
-    start_s = clock.host_s(stamped.start_of_backward)
+    start_s = clock.host_s(stamped.backward_start)
     span = None if start_s is None else (start_s, start_s + iteration.backward_s)
     return Backward(iteration.backward_s, span)
 

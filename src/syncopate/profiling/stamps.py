@@ -30,7 +30,8 @@ class StampedModel(ForwardOrder):
         self._ready: dict[str, Any] = {}
         self._calls: list[tuple[nn.Module, Any, Any, int]] = []
         self._open: list[tuple[nn.Module, Any]] = []
-        self._backward_start: Any = None
+        self.backward_start: Any = None
+        """The stamp of :meth:`start_backward`."""
 
     def __enter__(self) -> Self:
         super().__enter__()
@@ -51,13 +52,8 @@ class StampedModel(ForwardOrder):
 
     def start_backward(self) -> Any:
         """Stamp the start of backward and return the stamp."""
-        self._backward_start = self._clock.stamp()
-        return self._backward_start
-
-    @property
-    def start_of_backward(self) -> Any:
-        """The stamp of :meth:`start_backward`."""
-        return self._backward_start
+        self.backward_start = self._clock.stamp()
+        return self.backward_start
 
     def ready_s(self) -> dict[str, float]:
         """Return, per parameter, the time from the start of backward to its gradient.
@@ -65,7 +61,7 @@ class StampedModel(ForwardOrder):
         They stand in the order of the stamps; parameters without a gradient are absent.
         """
         return {
-            name: self._clock.between_s(self._backward_start, stamp)
+            name: self._clock.between_s(self.backward_start, stamp)
             for name, stamp in self._ready.items()
         }
 

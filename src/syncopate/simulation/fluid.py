@@ -152,7 +152,11 @@ class Computation(Protocol):
         """When that may change by itself next; inf: not before a collective ends."""
 
     def advance(self, now: float, ended: Sequence[bool]) -> bool:
-        """Finish pieces that are done by now, and begin those that wait for nothing any more."""
+        """Finish pieces that are done by now, and begin those that wait for nothing any more.
+
+        Returns:
+            Whether there were any.
+        """
 
     def when(self, collective: Collective) -> float:
         """Return when computation comes as far as a collective asks, as far as is known now."""
@@ -165,7 +169,7 @@ class Computation(Protocol):
 
 
 class _Thread:
-    """The thread that computes: the piece it is in, and whether it waits to begin it."""
+    """The only thread that computes: the piece it is in, and whether it waits to begin it."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         self.pieces = pieces
@@ -180,20 +184,13 @@ class _Thread:
 
     @property
     def runs(self) -> bool:
-        """Whether it computes: it does not wait, and has not come to its end."""
         return not self.waits and self.index < len(self.pieces)
 
     @property
     def next_s(self) -> float:
-        """When the present piece is done; inf: it waits to begin."""
         return self.work.ends_s if self.runs else math.inf
 
     def advance(self, now: float, ended: Sequence[bool]) -> bool:
-        """Finish pieces that are done by now, and begin those that wait for nothing any more.
-
-        Returns:
-            Whether there were any.
-        """
         advanced = False
         while self.index < len(self.pieces):
             if self.waits:
@@ -216,18 +213,15 @@ class _Thread:
         return advanced
 
     def when(self, collective: Collective) -> float:
-        """Return when computation comes as far as a collective asks, as far as is known now."""
         if collective.piece != self.index:
             return -math.inf if collective.piece < self.index else math.inf
         return math.inf if self.waits else self.work.when(collective.ready_s)
 
     def reach(self, collective: Collective) -> None:
-        """Note that computation has come as far as a collective asks."""
         if collective.piece == self.index:
             self.reached_s = max(self.reached_s, collective.ready_s)
 
     def set_rate(self, now: float, rate: float) -> None:
-        """Compute at another rate from now on."""
         if self.work.set_rate(now, rate, self.reached_s):
             self.progress[-1].append((now, self.work.done))
 

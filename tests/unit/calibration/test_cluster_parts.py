@@ -94,7 +94,7 @@ class TestCurves:
         }
         assert [name for name in found if curves.hopeless(name, found)] == ["slow"]
         options = {name: {size: {} for size in (256 * KIB, MIB, 4 * MIB)} for name in found}
-        reasons = curves._left_out(found, options)
+        reasons = curves._left_out(found, options, {})
         assert reasons["slow"] == "1 of 3 sizes (4.2 times the best)"
         assert reasons["native"] == "1 of 3 sizes (time budget)"
 
@@ -105,13 +105,13 @@ class TestCurves:
     def test_the_budget_leaves_out_the_slowest(self) -> None:
         found = {name: points(MIB, float(i + 1)) for i, name in enumerate("abc")}
         for left_s, expected in ((1000.0, "abc"), (200.0, "ab"), (100.0, "a"), (-1.0, "")):
-            assert curves.affordable([*"abc"], found, 4 * MIB, left_s) == [*expected]
+            assert curves.affordable([*"abc"], found, 4 * MIB, left_s, {}) == [*expected]
 
     def test_what_a_size_is_expected_to_take(self) -> None:
         curve = points(4, 1.0, 1 * MIB, 5.0)
-        assert curves._expected_s(curve, 16) == 1.0
-        assert curves._expected_s(curve, 4 * MIB) == 20.0
-        assert curves._expected_s(curve, 512 * KIB) == 2.5
+        assert curves._expected_s(curve, 16, {}) == 1.0
+        assert curves._expected_s(curve, 4 * MIB, {}) == 20.0
+        assert curves._expected_s(curve, 512 * KIB, {}) == 2.5
 
 
 class TestArguments:

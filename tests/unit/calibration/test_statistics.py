@@ -78,9 +78,9 @@ def test_a_small_message_takes_as_long_as_its_slowest_rank(
 def test_the_budget_counts_warm_up_and_check() -> None:
     """At 4 MiB the fewest repetitions, warm-up and check take 20 s, a third of what is left."""
     found = {"ring": {MIB: CurvePoint(nbytes=MIB, samples_s=(1.0,))}}
-    assert curves.affordable(["ring"], found, 4 * MIB, 60.0) == ["ring"]
-    assert curves.affordable(["ring"], found, 4 * MIB, 59.0) == []
-    assert curves.affordable(["ring"], found, 4 * MIB, 12.0, runs=1) == ["ring"]
+    assert curves.affordable(["ring"], found, 4 * MIB, 60.0, {}) == ["ring"]
+    assert curves.affordable(["ring"], found, 4 * MIB, 59.0, {}) == []
+    assert curves.affordable(["ring"], found, 4 * MIB, 12.0, {}, runs=1) == ["ring"]
 
 
 def test_gradients_that_are_ready_together_stay_in_the_order_of_the_last_iteration() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from syncopate.artifacts.overlap import RDMA
 from syncopate.calibration.logs.measured import LinkLog
@@ -56,7 +57,7 @@ def read_perftest(path: str, lines: Sequence[tuple[str, str]]) -> tuple[LinkLog,
         elif named is not None:
             title = _Title(named.group(1).lower(), "Bidirectional" in named.group(2))
         elif command is not None and not title.verb:
-            title = _Title(command.group(1).split("_")[1], False)
+            title = _Title(command.group(1).split("_")[1])
         values = line.split()
         if not columns or len(values) < len(columns) + 2 or not all(map(_is_number, values)):
             continue  # a warning among the rows, or a last one that was cut off
@@ -74,11 +75,11 @@ def read_perftest(path: str, lines: Sequence[tuple[str, str]]) -> tuple[LinkLog,
     return (LinkLog(path, tool, RDMA, max(rates, default=None), tuple(sorted(one_way))),)
 
 
-class _Title:
+class _Title(NamedTuple):
     """The header of a test: its operation, and whether it runs in both directions."""
 
-    def __init__(self, verb: str = "", both_ways: bool = False) -> None:
-        self.verb, self.both_ways = verb, both_ways
+    verb: str = ""
+    both_ways: bool = False
 
 
 def _is_number(text: str) -> bool:

@@ -80,11 +80,6 @@ class Pairs:
     b: IntArray
     able: FloatArray
 
-    @property
-    def ends(self) -> tuple[IntArray, IntArray]:
-        """Both hosts."""
-        return self.a, self.b
-
 
 class Observed:
     """Some rounds, relative to what the hosts can do.

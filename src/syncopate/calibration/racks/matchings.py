@@ -156,9 +156,9 @@ def _candidates(
     hypotheses: Sequence[Hypothesis], observed: Observed, randomness: random.Random
 ) -> Iterator[Matching]:
     inside = (0, 0, 1, 2, max(1, observed.hosts // 16), max(1, observed.hosts // 8))
-    slow = np.bincount(observed.pairs.round, observed.slow_pairs, observed.pairs.rounds)
-    chosen = observed.pairs.round == int(np.argmax(slow))
-    slowest = tuple(zip(*(end[chosen].tolist() for end in observed.pairs.ends), strict=True))
+    pairs = observed.pairs
+    chosen = pairs.round == int(np.argmax(np.bincount(pairs.round, observed.slow_pairs)))
+    slowest = tuple(zip(pairs.a[chosen].tolist(), pairs.b[chosen].tolist(), strict=True))
     for turn in range(_CANDIDATES):
         base = hypotheses[0] if turn % 3 else randomness.choice(hypotheses)
         if turn % 4 == 3:

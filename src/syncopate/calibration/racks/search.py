@@ -85,16 +85,12 @@ class RackSearch:
         """The matchings to run next; none when the search is over."""
         if hosts >= FEWEST_HOSTS:
             self.wanted += opening(hosts)
-        self._most = len(self.wanted) + _ROUNDS_PER_DOUBLING * math.ceil(math.log2(hosts))
+        self.most_rounds = len(self.wanted) + _ROUNDS_PER_DOUBLING * math.ceil(math.log2(hosts))
+        """The number of matchings after which it gives up."""
         self._kept: tuple[tuple[int, ...], ...] = ()
         self._labels = (0,) * hosts
         self._agreed = 0
         self._resolved = False
-
-    @property
-    def most_rounds(self) -> int:
-        """The number of matchings after which it gives up: proportional to log2 of the hosts."""
-        return self._most
 
     def observe(self, rounds: Iterable[Round]) -> None:
         """Take the rates of the wanted matchings."""
@@ -109,7 +105,7 @@ class RackSearch:
         certain = self._is_certain(judgement, observed)
         if certain and self._agreed >= _CONFIRMATIONS:
             self._resolved = True
-        elif len(self.rounds) < self._most:
+        elif len(self.rounds) < self.most_rounds:
             self.wanted = (self._next(judgement, observed, certain),)
 
     def found(self) -> Racks:

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.results.decision_table import MEASURED, PRICED
 from syncopate.costs.decide.noise import NOISE, beyond_noise
 from syncopate.costs.model.collective import collective_costs
 from syncopate.costs.model.functions import CostFunction, CurveCost, Envelope
@@ -40,9 +41,6 @@ from syncopate.schedules.registry import ALGORITHMS, NATIVE, has
 LARGEST_BYTES = 2.0**50
 """Beyond it nothing changes: prices that cross there differ by rounding alone."""
 
-MEASURED = "measured"
-PRICED = "priced"
-
 
 @dataclass(frozen=True)
 class Decision:
@@ -52,7 +50,7 @@ class Decision:
         min_bytes: the smallest, counted as nccl-tests counts it (the total buffer).
         max_bytes: the largest, itself included; None where there is no limit.
         recipe: what carries them, its root and channel the first.
-        basis: ``"measured"`` or ``"priced"``.
+        basis: one of :data:`~syncopate.artifacts.results.decision_table.BASES`.
     """
 
     min_bytes: int

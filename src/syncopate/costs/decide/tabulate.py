@@ -97,13 +97,13 @@ def _range(
     recipe, at = decision.recipe, _middle(decision, sizes)
     known = costs[recipe.algorithm].fixed(recipe.options)
     chosen = Candidate(
-        algorithm=recipe.algorithm, options=recipe.options, expected_s=_seconds(known, at)
+        algorithm=recipe.algorithm, options=recipe.options, expected_s=float(known(at))
     )
     others = [
         Candidate(
             algorithm=name,
             options=dict(cost.options(at)),
-            expected_s=_seconds(cost, at),
+            expected_s=float(cost(at)),
             tied=tied(known, cost, at),
         )
         for name, cost in costs.items()
@@ -132,7 +132,3 @@ def _middle(decision: Decision, sizes: Collection[int]) -> int:
 def _known(cost: CostFunction, nbytes: int) -> bool:
     """Say whether a cost was measured about ``nbytes``; a price is good at every size."""
     return not isinstance(cost, CurveCost) or cost.sizes[0] <= nbytes <= cost.sizes[-1]
-
-
-def _seconds(cost: CostFunction, nbytes: int) -> float:
-    return float(cost(nbytes))

@@ -31,8 +31,6 @@ from syncopate.costs.nccl.tuning import PCIE, Layout, chosen
 from syncopate.errors import InvalidValueError
 from syncopate.recipe import NATIVE
 
-ALL_REDUCE = "all_reduce"
-
 _SIZES = tuple(1 << power for power in range(6, 31))
 """At which a price is worked out: NCCL's corrections begin with 64 bytes."""
 
@@ -117,7 +115,7 @@ def curve_of(points: Iterable[tuple[int, float]]) -> CollectiveCurve:
     found = tuple(points)
     nbytes, seconds = found[-1]
     return CollectiveCurve(
-        collective=ALL_REDUCE,
+        collective="all_reduce",
         algorithm=NATIVE,
         points=tuple(CurvePoint(nbytes=size, samples_s=(took_s,)) for size, took_s in found),
         fit=LinearFit(a_s=found[0][1], b_s_per_byte=seconds / nbytes if nbytes else 0.0),

@@ -17,7 +17,6 @@ from msgspec import structs
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.level import sizes_text
 from syncopate.artifacts.plan import FSDP, Plan
-from syncopate.artifacts.sharding import Sharding
 from syncopate.artifacts.workload import Workload
 from syncopate.costs.model.functions import Costs, startup_part_s
 from syncopate.costs.model.remembered import remembered
@@ -129,12 +128,7 @@ def unit_traffic(
             best = cost.bucket([bucket.nbytes])
             startup_s = startup_part_s(cost.of(best.algorithm), [bucket.nbytes], best.seconds)
             across.append(Collective(0.0, best.seconds, startup_s, _ACROSS_CHANNEL))
-    return replace(found, gathers=_gathers(workload, plan, sharding, tuple(across)))
-
-
-def _gathers(
-    workload: Workload, plan: Plan, sharding: Sharding, across: tuple[Collective, ...]
-) -> Gathers:
     behind = 0 if workload.metadata.get("device") == "cpu" else 1
     again = sharding.again(len(plan.buckets))
-    return Gathers(again, sharding.prefetch, behind, across)
+    gathers = Gathers(again, sharding.prefetch, behind, tuple(across))
+    return replace(found, gathers=gathers)
