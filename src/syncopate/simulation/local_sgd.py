@@ -17,15 +17,16 @@ from syncopate.costs.model.functions import Costs
 from syncopate.costs.model.training import beside_s
 from syncopate.simulation.fluid import Collective, Piece, Run, run
 from syncopate.simulation.iteration import play_traffic
+from syncopate.simulation.layout import Closing
 from syncopate.simulation.traffic import Traffic, plan_traffic
 
 
-def play_average(traffic: Traffic, interference: Interference) -> Run:
-    """Play the average of all weights, from 0 on; collectives are those of the buckets."""
+def play_closing(closing: Closing, interference: Interference) -> Run:
+    """Play what ends an iteration, from 0 on; the last piece waits for all of it."""
     sums = [
-        Collective(0.0, push.duration_s, push.startup_s, push.channel, 0) for push in traffic.pushes
+        Collective(0.0, one.duration_s, one.startup_s, one.channel) for one in closing.collectives
     ]
-    return run([Piece(0.0, ()), Piece(0.0, tuple(range(len(sums))))], sums, interference)
+    return run([Piece(0.0), Piece(0.0, tuple(range(len(sums))))], sums, interference)
 
 
 def averages_of(
@@ -68,7 +69,8 @@ def predict_averaged(
     alone, average = averages_of(workload, plan, cluster, costs)
     played = play_traffic(workload, alone, workload.interference_on(cluster))
     more_s = beside_s(cluster, workload, plan.exchange)
-    averaged_s = play_average(average, workload.interference_on(cluster)).finishes_s[-1] + more_s
+    closing = Closing(average.pushes)
+    averaged_s = play_closing(closing, workload.interference_on(cluster)).finishes_s[-1] + more_s
     sent_s = math.fsum(push.duration_s for push in average.pushes) + more_s
     beside_nbytes = workload.beside_nbytes(cluster.world_size)
     wire_s = plan_bound_s(cluster, plan.buckets, 0.0, 1.0, beside_nbytes)

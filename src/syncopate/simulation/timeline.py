@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from syncopate.simulation.fluid import Collective
 from syncopate.simulation.fsdp.traffic import groups_of, unit_traffic
 from syncopate.simulation.iteration import Iteration, play_several
 from syncopate.simulation.layout import Closing
-from syncopate.simulation.local_sgd import averages_of, play_average
+from syncopate.simulation.local_sgd import averages_of, play_closing
 from syncopate.simulation.ranks import Variation, play_ranks
 from syncopate.simulation.traffic import Traffic, bytes_by_dtype, plan_traffic
 
@@ -115,11 +115,11 @@ def _played(
     rows, first, alike = np.unique(paces, axis=0, return_index=True, return_inverse=True)
     iterations = paces.shape[1]
     _require_room(workload, plan, len(rows), iterations)
+    asked = _asked(workload, plan, cluster, costs, iterations)
     if len(rows) == 1 and (rows == 1).all():
-        patterns = _patterns if plan.local_sgd is None else _local_patterns
-        played = iter([[*_in_a_row(patterns(workload, plan, cluster, costs, iterations))]])
+        played = iter([[*_of_equal_ranks(asked)]])
     else:
-        played = _of_ranks(workload, plan, cluster, costs, rows)
+        played = _of_ranks(asked, rows)
     parts, classes = {}, []
     for place, (rank, of_rank) in enumerate(zip(first.tolist(), played, strict=True)):
         parts[rank] = _spans(rank, of_rank)
@@ -191,92 +191,24 @@ _Pattern = list[tuple[float, float, dict[str, Any]]]
 """Start, end and the other fields of every span of one rank in one iteration."""
 
 
-def _in_a_row(patterns: Iterable[tuple[_Pattern, float]]) -> Iterator[tuple[_Pattern, float]]:
-    """Yield what happens in each iteration and when it begins, given how long each lasts."""
-    origin_s = 0.0
-    for pattern, lasts_s in patterns:
-        yield pattern, origin_s
-        origin_s += lasts_s
+class _Asked(NamedTuple):
+    """What is played.
 
+    Attributes:
+        workload: the model.
+        plan: its buckets.
+        cluster: the machines.
+        traffic: the messages of an iteration.
+        share: of the bytes of gradients, what goes on the wire.
+        endings: what ends each iteration, one after the other, by its kind.
+    """
 
-def _patterns(
-    workload: Workload, plan: Plan, cluster: Cluster, costs: Costs | None, count: int
-) -> Iterator[tuple[_Pattern, float]]:
-    """Yield what happens in each iteration, from 0 on, and how long it lasts."""
-    share = wire_share(plan.wire_dtype, bytes_by_dtype(workload.tensors))
-    traffic = _traffic(workload, plan, cluster, costs, share)
-    told_s = beside_s(cluster, workload, plan.exchange, share)
-    several = play_several(workload, traffic, workload.interference_on(cluster), count, plan.delay)
-    for iteration, played in enumerate(several):
-        pattern = _pattern(workload, plan, played, share)
-        pattern += _beside(workload, cluster, played.iteration_s, told_s)
-        synced_s = _sync_s(workload, plan, cluster, costs, iteration)
-        pattern += _sync(workload, played.iteration_s + told_s, synced_s)
-        yield pattern, played.iteration_s + told_s + synced_s
-
-
-def _local_patterns(
-    workload: Workload, plan: Plan, cluster: Cluster, costs: Costs | None, count: int
-) -> Iterator[tuple[_Pattern, float]]:
-    """Yield the same of a plan whose ranks step by themselves."""
-    assert plan.local_sgd is not None
-    alone, average = averages_of(workload, plan, cluster, costs)
-    averaged = play_average(average, workload.interference_on(cluster))
-    told_s = beside_s(cluster, workload, plan.exchange)
-    for iteration, played in enumerate(
-        play_several(workload, alone, workload.interference_on(cluster), count)
-    ):
-        pattern, end_s = _pattern(workload, plan, played, 1.0), played.iteration_s
-        if (iteration + 1) % plan.local_sgd.period == 0:
-            for index, bucket in enumerate(plan.buckets):
-                fields = _of_bucket(index, bucket, "pull", bucket.push)
-                start_s, stop_s = averaged.starts_s[index], averaged.ends_s[index]
-                pattern.append((end_s + start_s, end_s + stop_s, fields))
-            there_s = end_s + averaged.finishes_s[-1]
-            pattern.append((end_s, there_s, {"name": "wait for averages", "lane": "wait"}))
-            pattern += _beside(workload, cluster, there_s, told_s)
-            end_s = there_s + told_s
-        yield pattern, end_s
-
-
-def _of_ranks(
-    workload: Workload, plan: Plan, cluster: Cluster, costs: Costs | None, paces: FloatArray
-) -> Iterator[list[tuple[_Pattern, float]]]:
-    """Yield for each row of paces what happens in each iteration, and when it begins."""
-    share = wire_share(plan.wire_dtype, bytes_by_dtype(workload.tensors))
-    average = None
-    if plan.local_sgd is None:
-        traffic = _traffic(workload, plan, cluster, costs, share)
-    else:
-        share = 1.0
-        traffic, average = averages_of(workload, plan, cluster, costs)
-    told_s = beside_s(cluster, workload, plan.exchange, share)
-    closings: list[list[tuple[str, Closing]]] = []
-    for iteration in range(paces.shape[1]):
-        ends: list[tuple[str, Closing]] = []
-        if plan.local_sgd is None:
-            ends.append((_TOLD, _alone(told_s)))
-            ends.append((_SYNC, _alone(_sync_s(workload, plan, cluster, costs, iteration))))
-        elif average is not None and (iteration + 1) % plan.local_sgd.period == 0:
-            ends += [(_AVERAGE, Closing(average.pushes)), (_TOLD, _alone(told_s))]
-        closings.append([(kind, one) for kind, one in ends if one.lasts_s > 0])
-    several = play_ranks(
-        workload,
-        traffic,
-        workload.interference_on(cluster),
-        paces,
-        delay=plan.delay,
-        closings=[[one for _, one in ends] for ends in closings],
-    )
-    for of_rank in several:
-        found = []
-        for one, ends in zip(of_rank, closings, strict=True):
-            pattern, begin_s = _pattern(workload, plan, one.played, share), one.played.iteration_s
-            for (kind, _), times_s in zip(ends, one.closings, strict=True):
-                pattern += _closed(workload, plan, cluster, kind, (begin_s, times_s))
-                begin_s = max(end_s for _, end_s in times_s)
-            found.append((pattern, one.origin_s))
-        yield found
+    workload: Workload
+    plan: Plan
+    cluster: Cluster
+    traffic: Traffic
+    share: float
+    endings: list[list[tuple[str, Closing]]]
 
 
 _TOLD, _SYNC, _AVERAGE = "told", "weights of rank 0", "averages"
@@ -284,56 +216,109 @@ _APART = -1
 """A channel of what ends an iteration, beside which nothing else goes on."""
 
 
+def _asked(
+    workload: Workload, plan: Plan, cluster: Cluster, costs: Costs | None, count: int
+) -> _Asked:
+    local, every, average = plan.local_sgd, plan.weight_sync_period, Closing(())
+    if local is not None:
+        share = 1.0
+        traffic, averaged = averages_of(workload, plan, cluster, costs)
+        average = Closing(averaged.pushes)
+    else:
+        share = wire_share(plan.wire_dtype, bytes_by_dtype(workload.tensors))
+        if plan.sharding is not None:
+            traffic = unit_traffic(workload, plan, cluster, costs)
+        else:
+            traffic = plan_traffic(workload, plan, cluster, costs, share)
+    told = _alone(beside_s(cluster, workload, plan.exchange, share))
+    endings: list[list[tuple[str, Closing]]] = []
+    for number in range(1, count + 1):
+        if local is not None:
+            due = number % local.period == 0
+            endings.append([(_AVERAGE, average), (_TOLD, told)] if due else [])
+        elif every and number % every == 0:
+            synced = _alone(weight_sync_s(cluster, workload.nbytes, costs))
+            endings.append([(_TOLD, told), (_SYNC, synced)])
+        else:
+            endings.append([(_TOLD, told)])
+    return _Asked(workload, plan, cluster, traffic, share, endings)
+
+
 def _alone(lasts_s: float) -> Closing:
     return Closing((Collective(0.0, lasts_s, channel=_APART),))
 
 
+def _of_equal_ranks(asked: _Asked) -> Iterator[tuple[_Pattern, float]]:
+    """Yield what happens in each iteration, and when it begins."""
+    interference = asked.workload.interference_on(asked.cluster)
+    several = play_several(
+        asked.workload, asked.traffic, interference, len(asked.endings), asked.plan.delay
+    )
+    origin_s = 0.0
+    for played, ends in zip(several, asked.endings, strict=True):
+        pattern, end_s = _pattern(asked, played), played.iteration_s
+        for kind, closing in ends:
+            run = play_closing(closing, interference)
+            spans_s = zip(run.starts_s, run.ends_s, strict=True)
+            times_s = [(end_s + start_s, end_s + stop_s) for start_s, stop_s in spans_s]
+            pattern += _closed(asked, kind, end_s, times_s)
+            end_s += run.finishes_s[-1]
+        yield pattern, origin_s
+        origin_s += end_s
+
+
+def _of_ranks(asked: _Asked, paces: FloatArray) -> Iterator[list[tuple[_Pattern, float]]]:
+    """Yield for each row of paces what happens in each iteration, and when it begins."""
+    endings = [[one for one in ends if one[1].lasts_s > 0] for ends in asked.endings]
+    several = play_ranks(
+        asked.workload,
+        asked.traffic,
+        asked.workload.interference_on(asked.cluster),
+        paces,
+        delay=asked.plan.delay,
+        closings=[[one for _, one in ends] for ends in endings],
+    )
+    for of_rank in several:
+        found = []
+        for one, ends in zip(of_rank, endings, strict=True):
+            pattern, end_s = _pattern(asked, one.played), one.played.iteration_s
+            for (kind, _), times_s in zip(ends, one.closings, strict=True):
+                pattern += _closed(asked, kind, end_s, times_s)
+                end_s = max(stop_s for _, stop_s in times_s)
+            found.append((pattern, one.origin_s))
+        yield found
+
+
 def _closed(
-    workload: Workload,
-    plan: Plan,
-    cluster: Cluster,
-    kind: str,
-    when: tuple[float, Sequence[tuple[float, float]]],
+    asked: _Asked, kind: str, begin_s: float, times_s: Sequence[tuple[float, float]]
 ) -> _Pattern:
     """Return what one rank does to end an iteration.
 
     Args:
-        workload: the model.
-        plan: its buckets.
-        cluster: the machines.
+        asked: what is played.
         kind: what it does.
-        when: when it is there, and when it comes to each collective and has what it wants.
+        begin_s: when it is there.
+        times_s: when it comes to each collective, and has what it wants.
     """
-    begin_s, times_s = when
-    (start_s, end_s), *_ = times_s
+    if kind == _AVERAGE:
+        pattern: _Pattern = [
+            (*spans_s, _of_bucket(index, bucket, "pull", bucket.push))
+            for index, (bucket, spans_s) in enumerate(zip(asked.plan.buckets, times_s, strict=True))
+        ]
+        last_s = max(end_s for _, end_s in times_s)
+        return [*pattern, (begin_s, last_s, {"name": "wait for averages", "lane": "wait"})]
+    ((start_s, end_s),) = times_s
+    if end_s <= start_s:
+        return []
+    workload, name, wait = asked.workload, _SYNC, "wait for weights"
+    lane, nbytes = "pull", workload.nbytes
     if kind == _TOLD:
-        return _beside(workload, cluster, start_s, end_s - start_s)
-    if kind == _SYNC:
-        return _sync(workload, start_s, end_s - start_s)
-    pattern: _Pattern = [
-        (start_s, end_s, _of_bucket(index, bucket, "pull", bucket.push))
-        for index, (bucket, (start_s, end_s)) in enumerate(zip(plan.buckets, times_s, strict=True))
+        name, wait = "flags and buffers", "wait for flags and buffers"
+        lane, nbytes = "push", workload.beside_nbytes(asked.cluster.world_size)
+    return [
+        (start_s, end_s, {"name": name, "lane": lane, "nbytes": nbytes}),
+        (start_s, end_s, {"name": wait, "lane": "wait", "nbytes": 0}),
     ]
-    last_s = max(end_s for _, end_s in times_s)
-    return [*pattern, (begin_s, last_s, {"name": "wait for averages", "lane": "wait"})]
-
-
-def _traffic(
-    workload: Workload, plan: Plan, cluster: Cluster, costs: Costs | None, share: float
-) -> Traffic:
-    """Return the messages of a plan, of whose gradients ``share`` go on the wire."""
-    if plan.sharding is not None:
-        return unit_traffic(workload, plan, cluster, costs)
-    return plan_traffic(workload, plan, cluster, costs, share)
-
-
-def _sync_s(
-    workload: Workload, plan: Plan, cluster: Cluster, costs: Costs | None, iteration: int
-) -> float:
-    """Return how long the broadcast takes that ends an iteration; 0.0 where none does."""
-    if not plan.weight_sync_period or (iteration + 1) % plan.weight_sync_period:
-        return 0.0
-    return weight_sync_s(cluster, workload.nbytes, costs)
 
 
 def _of_bucket(
@@ -349,8 +334,8 @@ def _of_bucket(
     }
 
 
-def _pattern(workload: Workload, plan: Plan, played: Iteration, share: float) -> _Pattern:
-    """Return start, end and the other fields of every span of one rank in one iteration."""
+def _pattern(asked: _Asked, played: Iteration) -> _Pattern:
+    workload, plan, share = asked.workload, asked.plan, asked.share
     backward_end, done = played.backward_end_s, played.iteration_s - played.update_s
     waits = "wait for pushes" if plan.sharding is None else _UNIT_WAIT
     pattern = [*_forward(workload, played), *_backward(workload, played, waits)]
@@ -385,34 +370,6 @@ def _of_units(plan: Plan, played: Iteration) -> Iterator[tuple[float, float, dic
         nbytes = plan.buckets[index].nbytes
         fields = {"name": f"all_reduce {index}", "lane": "push", "channel": 2, "nbytes": nbytes}
         yield start_s, end_s, fields
-
-
-def _beside(workload: Workload, cluster: Cluster, start_s: float, lasts_s: float) -> _Pattern:
-    """The messages beside gradients for which computation waits."""
-    if not lasts_s:
-        return []
-    nbytes, end_s = workload.beside_nbytes(cluster.world_size), start_s + lasts_s
-    return [
-        (start_s, end_s, {"name": name, "lane": lane, "nbytes": held})
-        for name, lane, held in (
-            ("flags and buffers", "push", nbytes),
-            ("wait for flags and buffers", "wait", 0),
-        )
-    ]
-
-
-def _sync(workload: Workload, start_s: float, lasts_s: float) -> _Pattern:
-    """The broadcast of rank 0's weights, for which computation waits."""
-    if not lasts_s:
-        return []
-    end_s = start_s + lasts_s
-    return [
-        (start_s, end_s, {"name": name, "lane": lane, "nbytes": nbytes})
-        for name, lane, nbytes in (
-            ("weights of rank 0", "pull", workload.nbytes),
-            ("wait for weights", "wait", 0),
-        )
-    ]
 
 
 def _forward(workload: Workload, played: Iteration) -> _Pattern:
