@@ -134,7 +134,7 @@ def estimated(
     stamped = StampedModel(task.model, clock)
     try:
         with META, torch.enable_grad(), stamped, clock:
-            iteration = iterate(task, stamped, clock, updater)
+            iteration = iterate(task, stamped, updater)
     except RuntimeError as error:
         if not _lacks_values(error):
             raise

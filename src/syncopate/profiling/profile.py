@@ -33,7 +33,7 @@ from syncopate.profiling.samples import Iteration, slowest, workload
 from syncopate.profiling.stamps import StampedModel
 from syncopate.profiling.state import preserved, trainable
 from syncopate.profiling.unshardable import looked_at_whole
-from syncopate.tracing.clocks import Clock, clock_for
+from syncopate.tracing.clocks import clock_for
 from syncopate.zoo.task import Task
 
 
@@ -178,9 +178,9 @@ def _measure(
             say(progress, f"profile {task.title}", index / (warmup + iterations))
             if dist.is_initialized():
                 dist.barrier(group)
-            measured.append(iterate(task, stamped, clock, updater))
+            measured.append(iterate(task, stamped, updater))
         say(progress, f"profile {task.title}", 1.0)
-        again = partial(_backward_of, task, stamped, clock, updater)
+        again = partial(_backward_of, task, stamped, updater)
         return measured[warmup:], _beside(task, again, group, progress)
 
 
@@ -203,13 +203,12 @@ def _beside(
 def _backward_of(
     task: Task,
     stamped: StampedModel,
-    clock: Clock,
     updater: torch.optim.Optimizer,
     begun: Callable[[], None],
 ) -> Backward:
     """Run one iteration; return its backward."""
-    iteration = iterate(task, stamped, clock, updater, begun)
-    start_s = clock.host_s(stamped.backward_start)
+    iteration = iterate(task, stamped, updater, begun)
+    start_s = stamped.clock.host_s(stamped.backward_start)
     span = None if start_s is None else (start_s, start_s + iteration.backward_s)
     return Backward(iteration.backward_s, span)
 
@@ -217,7 +216,6 @@ def _backward_of(
 def iterate(
     task: Task,
     stamped: StampedModel,
-    clock: Clock,
     updater: torch.optim.Optimizer,
     begun: Callable[[], None] = lambda: None,
 ) -> Iteration:
@@ -226,13 +224,13 @@ def iterate(
     Args:
         task: what to train.
         stamped: its model, within its block.
-        clock: the one that stamps.
         updater: steps at the end.
         begun: called as backward begins.
 
     Raises:
         InvalidValueError: a loss without a gradient.
     """
+    clock = stamped.clock
     stamped.start_iteration()
     clock.finish()
     began_s = time.perf_counter()

@@ -25,7 +25,8 @@ gradient and never ran is never needed, and last.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import statistics
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -118,7 +119,10 @@ def workload(
     backward_parts_s, last_s = _backward_parts(order, iterations)
     forward_s = robust_mean([one.forward_s for one in iterations])
     forward_parts_s = np.array(
-        [_median(one.module_forward_s.get(name, 0.0) for one in iterations) for name in order]
+        [
+            statistics.median(one.module_forward_s.get(name, 0.0) for one in iterations)
+            for name in order
+        ]
     )
     if forward_parts_s.sum() > forward_s:
         forward_parts_s *= forward_s / forward_parts_s.sum()
@@ -148,7 +152,7 @@ def _ready_order(iterations: Sequence[Iteration]) -> list[str]:
     # The names in order of readiness in the last iteration break ties as they were seen.
     names = list(dict.fromkeys(name for one in reversed(iterations) for name in one.ready_s))
     ready_s = {
-        name: _median(one.ready_s[name] for one in iterations if name in one.ready_s)
+        name: statistics.median(one.ready_s[name] for one in iterations if name in one.ready_s)
         for name in names
     }
     return sorted(names, key=lambda name: ready_s[name])
@@ -206,7 +210,3 @@ def _backward_parts(
     if parts_s.sum() > 0:
         parts_s = parts_s * (last_s / parts_s.sum())
     return parts_s, float(parts_s.sum())
-
-
-def _median(values: Iterable[float]) -> float:
-    return float(np.median(list(values)))

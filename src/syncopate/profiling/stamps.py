@@ -25,7 +25,7 @@ class StampedModel(ForwardOrder):
 
     def __init__(self, model: nn.Module, clock: Clock) -> None:
         super().__init__(model)
-        self._clock = clock
+        self.clock = clock
         self._parameters = trainable(model)
         self._ready: dict[str, Any] = {}
         self._calls: list[tuple[nn.Module, Any, Any, int]] = []
@@ -52,7 +52,7 @@ class StampedModel(ForwardOrder):
 
     def start_backward(self) -> Any:
         """Stamp the start of backward and return the stamp."""
-        self.backward_start = self._clock.stamp()
+        self.backward_start = self.clock.stamp()
         return self.backward_start
 
     def ready_s(self) -> dict[str, float]:
@@ -61,7 +61,7 @@ class StampedModel(ForwardOrder):
         They stand in the order of the stamps; parameters without a gradient are absent.
         """
         return {
-            name: self._clock.between_s(self.backward_start, stamp)
+            name: self.clock.between_s(self.backward_start, stamp)
             for name, stamp in self._ready.items()
         }
 
@@ -75,7 +75,7 @@ class StampedModel(ForwardOrder):
         inner_s: dict[int, float] = {}
         # A call is noted when it returns, so the calls inside it stand before it.
         for module, start, end, depth in self._calls:
-            duration_s = self._clock.between_s(start, end)
+            duration_s = self.clock.between_s(start, end)
             own_s = max(duration_s - inner_s.pop(depth + 1, 0.0), 0.0)
             inner_s[depth] = inner_s.get(depth, 0.0) + duration_s
             for name, share in self._shares(module):
@@ -94,17 +94,17 @@ class StampedModel(ForwardOrder):
     def _ready_hook(self, name: str) -> Callable[[Tensor], None]:
         def hook(_: Tensor) -> None:
             # A gradient that is accumulated several times is ready after the last one.
-            stamp = self._clock.stamp()
+            stamp = self.clock.stamp()
             self._ready.pop(name, None)
             self._ready[name] = stamp
 
         return hook
 
     def _enter_hook(self, module: nn.Module, _: Any) -> None:
-        self._open.append((module, self._clock.stamp()))
+        self._open.append((module, self.clock.stamp()))
 
     def _leave_hook(self, module: nn.Module, _: Any, __: Any) -> None:
-        end = self._clock.stamp()
+        end = self.clock.stamp()
         entered, start = self._open.pop()
         if entered is module:
             self._calls.append((module, start, end, len(self._open)))
