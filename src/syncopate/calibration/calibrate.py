@@ -19,7 +19,7 @@ from syncopate.calibration.curves import (
     DEFAULT_SIZES,
     Curves,
     measure_curves,
-    priced,
+    prices,
     suiting,
 )
 from syncopate.calibration.interference import Load, measure_interference
@@ -128,12 +128,13 @@ def _measure(communicator: Communicator, effort: _Effort, progress: Progress | N
         names = effort.algorithms[collective]
         names = names or (registry.NATIVE, *registry.candidates(collective, bare))
         told = suiting(communicator, bare, collective, names, effort.sizes)
+        expected = prices(bare, collective, told) if communicator.rank == 0 else {}
         curves.append(
             measure_curves(
                 communicator,
                 collective,
                 told,
-                priced(communicator, bare, collective, told),
+                communicator.broadcast_object(expected),
                 budget_s=left_s / (len(effort.algorithms) - index),
                 shared_clock=len(set(bare.hosts)) == 1,
                 progress=part(progress, begin, begin + share),

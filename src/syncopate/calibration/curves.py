@@ -158,26 +158,15 @@ def suiting(
     return agreed
 
 
-def priced(communicator: Communicator, cluster: Cluster, collective: str, told: Options) -> Prices:
-    """Return what is expected of each algorithm before it is measured; rank 0's, on every rank.
+def prices(cluster: Cluster, collective: str, told: Options) -> Prices:
+    """Return what is expected of each algorithm before it is measured.
+
+    The backend's own stands with the cheapest of the others, where there are any.
 
     Args:
-        communicator: the ranks; all of them must call this.
         cluster: the links.
         collective: such as ``"all_reduce"``.
         told: the options to measure with, of :func:`suiting`.
-    """
-    found: Prices = {}
-    if communicator.rank == 0:
-        found = prices(cluster, collective, told)
-    agreed: Prices = communicator.broadcast_object(found)
-    return agreed
-
-
-def prices(cluster: Cluster, collective: str, told: Options) -> Prices:
-    """Return the price of each algorithm with the options it is measured with; see :func:`priced`.
-
-    The backend's own stands with the cheapest of the others, where there are any.
     """
     found = {
         name: {
