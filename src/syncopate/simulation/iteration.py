@@ -231,15 +231,13 @@ class Program:
             _iteration(self.workload, self.traffic, result, layout), deferred=self.updates
         )
 
-    def close(self, groups: Sequence[Closing]) -> None:
+    def close(self, closings: Sequence[Closing]) -> None:
         """Add what ends an iteration: collectives, and a piece that waits for them."""
         places = []
-        for group in groups:
+        for closing in closings:
             last, first = len(self.pieces) - 1, len(self.collectives)
             ready_s = self.pieces[last].duration_s
-            self.collectives.extend(
-                one._replace(ready_s=ready_s, piece=last) for one in group.collectives
-            )
+            self.collectives.extend(one._replace(ready_s=ready_s, piece=last) for one in closing)
             places.append(range(first, len(self.collectives)))
             self.pieces.append(Piece(0.0, tuple(places[-1])))
         self.closings.append(places)
@@ -369,7 +367,11 @@ def _add(
     # Launched with the last push, behind which they are on every channel.
     launched_s = min(last_ready_s - bases_s[-1], pieces[-1].duration_s)
     late = order[len(at_once) :]
-    collectives += _pulls_behind(traffic, late, launched_s, len(pieces) - 1)
+    collectives += [
+        _moved(pull, launched_s, len(pieces) - 1)
+        for bucket in late
+        if (pull := traffic.pulls[bucket]) is not None
+    ]
     places = dict(zip(at_once, range(first_pull, pushes.start), strict=True))
     places |= dict(zip(late, range(pushes.stop, len(collectives)), strict=True))
     pieces.append(Piece(traffic.update_s, (*arriving, *(() if apart else pushes))))
@@ -381,14 +383,6 @@ def _add(
         pulls=tuple(range(places[b], places[b] + 1) for b in sorted(order)),
         behind=tuple((traffic.needed_s(bucket), places[bucket]) for bucket in late),
     )
-
-
-def _pulls_behind(
-    traffic: Traffic, late: Sequence[int], ready_s: float, piece: int
-) -> list[Collective]:
-    """Return the pulls of the buckets ``late``, which are launched in a ``piece`` of backward."""
-    pulls = [pull for bucket in late if (pull := traffic.pulls[bucket]) is not None]
-    return [_moved(one, ready_s, piece) for one in pulls]
 
 
 def _moved(pull: Pull, ready_s: float, piece: int) -> Collective:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from syncopate.simulation.fluid import Collective
+
+Closing = tuple[Collective, ...]
+"""Collectives that end an iteration, ready as it ends, for which every rank waits before it goes
+on; their pieces are not looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +40,3 @@ class Layout:
 def alone(collectives: range) -> tuple[range, ...]:
     """Return each of some collectives as the only one of its bucket."""
     return tuple(range(index, index + 1) for index in collectives)
-
-
-@dataclass(frozen=True)
-class Closing:
-    """Collectives that end an iteration, for which every rank waits before it goes on.
-
-    Attributes:
-        collectives: ready as the iteration ends; their pieces are not looked at.
-    """
-
-    collectives: tuple[Collective, ...]
-
-    @property
-    def lasts_s(self) -> float:
-        """All of them together, one after the other."""
-        return math.fsum(one.duration_s for one in self.collectives)

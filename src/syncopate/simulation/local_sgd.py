@@ -23,9 +23,7 @@ from syncopate.simulation.traffic import Traffic, plan_traffic
 
 def play_closing(closing: Closing, interference: Interference) -> Run:
     """Play what ends an iteration, from 0 on; the last piece waits for all of it."""
-    sums = [
-        Collective(0.0, one.duration_s, one.startup_s, one.channel) for one in closing.collectives
-    ]
+    sums = [Collective(0.0, one.duration_s, one.startup_s, one.channel) for one in closing]
     return run([Piece(0.0), Piece(0.0, tuple(range(len(sums))))], sums, interference)
 
 
@@ -69,8 +67,8 @@ def predict_averaged(
     alone, average = averages_of(workload, plan, cluster, costs)
     played = play_traffic(workload, alone, workload.interference_on(cluster))
     more_s = beside_s(cluster, workload, plan.exchange)
-    closing = Closing(average.pushes)
-    averaged_s = play_closing(closing, workload.interference_on(cluster)).finishes_s[-1] + more_s
+    overlap = workload.interference_on(cluster)
+    averaged_s = play_closing(average.pushes, overlap).finishes_s[-1] + more_s
     sent_s = math.fsum(push.duration_s for push in average.pushes) + more_s
     beside_nbytes = workload.beside_nbytes(cluster.world_size)
     wire_s = plan_bound_s(cluster, plan.buckets, 0.0, 1.0, beside_nbytes)

@@ -219,11 +219,12 @@ _APART = -1
 def _asked(
     workload: Workload, plan: Plan, cluster: Cluster, costs: Costs | None, count: int
 ) -> _Asked:
-    local, every, average = plan.local_sgd, plan.weight_sync_period, Closing(())
+    local, every = plan.local_sgd, plan.weight_sync_period
+    average: Closing = ()
     if local is not None:
         share = 1.0
         traffic, averaged = averages_of(workload, plan, cluster, costs)
-        average = Closing(averaged.pushes)
+        average = averaged.pushes
     else:
         share = wire_share(plan.wire_dtype, bytes_by_dtype(workload.tensors))
         if plan.sharding is not None:
@@ -245,7 +246,7 @@ def _asked(
 
 
 def _alone(lasts_s: float) -> Closing:
-    return Closing((Collective(0.0, lasts_s, channel=_APART),))
+    return (Collective(0.0, lasts_s, channel=_APART),)
 
 
 def _of_equal_ranks(asked: _Asked) -> Iterator[tuple[_Pattern, float]]:
@@ -269,7 +270,10 @@ def _of_equal_ranks(asked: _Asked) -> Iterator[tuple[_Pattern, float]]:
 
 def _of_ranks(asked: _Asked, paces: FloatArray) -> Iterator[list[tuple[_Pattern, float]]]:
     """Yield for each row of paces what happens in each iteration, and when it begins."""
-    endings = [[one for one in ends if one[1].lasts_s > 0] for ends in asked.endings]
+    endings = [
+        [(kind, closing) for kind, closing in ends if any(one.duration_s for one in closing)]
+        for ends in asked.endings
+    ]
     several = play_ranks(
         asked.workload,
         asked.traffic,

@@ -14,7 +14,6 @@ from syncopate.costs.model.bound import plan_bound_s
 from syncopate.delay import LocalSGD
 from syncopate.planning import make_plan, predict
 from syncopate.simulation.iteration import IDEAL
-from syncopate.simulation.layout import Closing
 from syncopate.simulation.local_sgd import play_closing
 from syncopate.simulation.timeline import simulate
 from tests.unit.simulation.workloads import collectives, workloads
@@ -40,7 +39,7 @@ def _plan(channels: int = 1, wire_dtype: str = "") -> tuple[Plan, Workload, Clus
 @given(st.data())
 def test_on_one_channel_an_average_lasts_as_long_as_its_sums_together(data: st.DataObject) -> None:
     pushes = tuple(data.draw(collectives(data.draw(workloads()))))
-    played = play_closing(Closing(pushes), IDEAL)
+    played = play_closing(pushes, IDEAL)
     assert played.finishes_s[-1] == pytest.approx(sum(push.duration_s for push in pushes))
     assert list(played.starts_s) == sorted(played.starts_s)
 
