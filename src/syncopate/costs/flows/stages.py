@@ -44,11 +44,8 @@ def staged_pieces(cluster: Cluster, options: Sequence[Mapping[str, Any]]) -> lis
     """
     links = Links(cluster)
     near = topology_order(cluster)
-    if (
-        not links.equal
-        or len(links.sizes) < 2
-        or any(_order(told, links.ranks) != near for told in options)
-    ):
+    orders = (tuple(told.get(ORDER) or range(links.ranks)) for told in options)
+    if not links.equal or len(links.sizes) < 2 or any(order != near for order in orders):
         return None
     counted: list[Counter[tuple[_Sent, ...]]] = []
     for told in options:
@@ -67,10 +64,6 @@ def staged_pieces(cluster: Cluster, options: Sequence[Mapping[str, Any]]) -> lis
         whole = summed([(times, costs[kind]) for kind, times in rounds.items()])
         found.append(whole.of_share(1 / told.get("pipelines", 1)))
     return found
-
-
-def _order(told: Mapping[str, Any], ranks: int) -> tuple[int, ...]:
-    return tuple(told.get(ORDER) or range(ranks))
 
 
 def _rounds(links: Links, names: Sequence[str], pipelines: int) -> Counter[tuple[_Sent, ...]]:

@@ -31,6 +31,7 @@ class CostFunction:
 
     Args:
         pieces: the function.
+        options: the options with which the algorithm costs this; none when left out.
 
     Attributes:
         pieces: as given.
@@ -38,11 +39,11 @@ class CostFunction:
         least_s_per_byte: seconds for which each byte keeps the link busy; 0.0 when unknown.
     """
 
-    option_ranges: Ranges = ((math.inf, {}),)
     least_s_per_byte: float = 0.0
 
-    def __init__(self, pieces: Pieces) -> None:
+    def __init__(self, pieces: Pieces, options: Mapping[str, Any] | None = None) -> None:
         self.pieces = pieces
+        self.option_ranges: Ranges = ((math.inf, options or {}),)
 
     @property
     def startup_s(self) -> float:
@@ -190,15 +191,7 @@ class VariantCost(CostFunction):
     @property
     def choices(self) -> Sequence[CostFunction]:
         """The cost with each of its options."""
-        return [_Chosen(cost, options) for options, cost in self._variants]
-
-
-class _Chosen(CostFunction):
-    """The cost of an algorithm with given options."""
-
-    def __init__(self, cost: CostFunction, options: Mapping[str, Any]) -> None:
-        super().__init__(cost.pieces)
-        self.option_ranges = ((math.inf, options),)
+        return [CostFunction(cost.pieces, options) for options, cost in self._variants]
 
 
 class _HeldCost(CostFunction):
