@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 from syncopate.cli import lab, main
 from syncopate.cli.app import app
 from syncopate.cli.common.options import grouped
-from syncopate.cli.common.topology import topology_options
 from syncopate.lab import support
 from syncopate.lab.network import LinkCounter
 from syncopate.lab.state import LabState
@@ -22,7 +21,7 @@ def _parse(*arguments: str) -> Topology:
     builder = typer.Typer()
 
     @builder.command()
-    @grouped(topology=topology_options)
+    @grouped(topology=lab._topology)
     def build(*, topology: Topology, word: str = "") -> None:
         """Build."""
         assert word in ("", "x")
