@@ -7,7 +7,7 @@ import re
 import sys
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -190,11 +190,7 @@ def execute(
         raise InvalidValueError("HOST", host, f"in host0..host{state.topology.hosts - 1}")
     require_command(command)
     line = launch_command(state.run_id, state.topology, int(number[1]), command, parent=0)
-    _become(line, host_environment(state.run_id, os.environ))
-
-
-def _become(line: list[str], environment: dict[str, str]) -> NoReturn:
-    os.execve(line[0], line, environment)
+    os.execve(line[0], line, host_environment(state.run_id, os.environ))
 
 
 @lab.command()

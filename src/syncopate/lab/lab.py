@@ -146,9 +146,9 @@ class Lab:
         return self.topology.cluster()
 
     def _printer(self) -> PrefixedOutput:
-        ranks = range(self.topology.world_size)
-        host = [self.topology.hostname(self.topology.host_of(rank)) for rank in ranks]
-        return PrefixedOutput([f"{host[rank]} rank {rank}" for rank in ranks])
+        where = self.topology
+        hosts = [where.hostname(where.host_of(rank)) for rank in range(where.world_size)]
+        return PrefixedOutput([f"{host} rank {rank}" for rank, host in enumerate(hosts)])
 
     def _require_entered(self) -> None:
         if self._lock is None:
@@ -157,7 +157,7 @@ class Lab:
     def _remove(self) -> None:
         with self._stops.deferred():
             try:
-                state.remove(self.run_id, network.namespaces(self.run_id, self.topology))
+                take_down(self.run_id, self.topology)
             finally:
                 self._leave()
 

@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import re
 import secrets
-from typing import NamedTuple
 
 from syncopate.errors import InvalidValueError
 
 _RUN_ID = re.compile(r"[0-9a-f]{6}")
-_NAMESPACE = re.compile(r"syn([0-9a-f]{6})(?:h([0-9]+)|rack([0-9]+)|core)")
-
-
-class Owner(NamedTuple):
-    """Whose namespace it is: the run, and the host it emulates (None for a switch)."""
-
-    run_id: str
-    host: int | None
+_NAMESPACE = re.compile(r"syn([0-9a-f]{6})(?:h[0-9]+|rack[0-9]+|core)")
 
 
 def new_run_id() -> str:
@@ -52,9 +44,7 @@ def core_namespace(run_id: str) -> str:
     return f"syn{run_id}core"
 
 
-def owner_of(namespace: str) -> Owner | None:
-    """Return the lab of a namespace, or None when no lab made it."""
+def owner_of(namespace: str) -> str | None:
+    """Return the run id of a namespace's lab, or None when no lab made it."""
     match = _NAMESPACE.fullmatch(namespace)
-    if match is None:
-        return None
-    return Owner(match.group(1), int(match.group(2)) if match.group(2) else None)
+    return match and match[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import Protocol, TextIO
+from collections.abc import Callable
 
 _COLOURS = (36, 33, 32, 35, 34, 31, 96, 93, 92, 95, 94, 91)
 """ANSI foreground colours, taken in turn by rank; grey and black read badly on some terminals."""
@@ -12,43 +12,31 @@ _COLOURS = (36, 33, 32, 35, 34, 31, 96, 93, 92, 95, 94, 91)
 _LINE = re.compile(rb"(?P<line>[^\r\n]*)(?P<end>\r\n|\n|\r)")
 
 
-class LineSink(Protocol):
-    """Takes the lines of all ranks."""
-
-    def __call__(self, rank: int, stream: str, line: str) -> None:
-        """Take one line.
-
-        Args:
-            rank: the one that wrote it.
-            stream: ``"stdout"`` or ``"stderr"``.
-            line: without its end.
-        """
+LineSink = Callable[[int, str, str], None]
+"""Takes a line: the rank that wrote it, ``"stdout"`` or ``"stderr"``, and the line without end."""
 
 
 class PrefixedOutput:
     """Prints each line as ``[host1 rank 3] line``, standard output and error kept apart.
 
+    Prefixes have colours where the stream is a terminal.
+
     Args:
         prefixes: what stands before the lines of each rank.
-        colour: colour prefixes; ``None`` for where the stream is a terminal.
     """
 
-    def __init__(self, prefixes: list[str], *, colour: bool | None = None) -> None:
+    def __init__(self, prefixes: list[str]) -> None:
         width = max((len(prefix) for prefix in prefixes), default=0)
         self._prefixes = [prefix.ljust(width) for prefix in prefixes]
-        self._colour = colour
 
     def __call__(self, rank: int, stream: str, line: str) -> None:
-        """Print one line; see :class:`LineSink`."""
+        """Print one line; see :data:`LineSink`."""
         target = sys.stderr if stream == "stderr" else sys.stdout
         prefix = f"[{self._prefixes[rank]}]"
-        if self._wants_colour(target):
+        if target.isatty():
             prefix = f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{prefix}\x1b[0m"
         target.write(f"{prefix} {line}\n")
         target.flush()
-
-    def _wants_colour(self, target: TextIO) -> bool:
-        return target.isatty() if self._colour is None else self._colour
 
 
 class LineBuffer:

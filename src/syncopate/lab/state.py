@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from syncopate.artifacts.artifact import Artifact
 from syncopate.errors import ArtifactError, SyncopateError, UnknownNameError
@@ -49,13 +49,6 @@ class LabState(Artifact, frozen=True, kw_only=True):
     owner_pid: int
     owner_started: int
     standing: bool = False
-
-
-class Recorded(NamedTuple):
-    """A lab found on this machine; ``status`` is ``"running"``, ``"standing"`` or ``"dead"``."""
-
-    state: LabState
-    status: str
 
 
 def state_file(run_id: str) -> Path:
@@ -114,8 +107,8 @@ def _hosts(topology: Topology) -> str:
     return "\n".join([*lines, ""])
 
 
-def recorded() -> list[Recorded]:
-    """Return every lab recorded on this machine, by run id."""
+def recorded() -> list[tuple[LabState, str]]:
+    """Return the labs here by run id, each ``"running"``, ``"standing"`` or ``"dead"``."""
     found = []
     for path in sorted(FOLDER.glob("*.json")):
         try:
@@ -126,7 +119,7 @@ def recorded() -> list[Recorded]:
             continue  # its owner finished in this very moment
         with _locked(path) as dead:
             status = "standing" if state.standing else "dead" if dead else "running"
-        found.append(Recorded(state, status))
+        found.append((state, status))
     return found
 
 
@@ -137,7 +130,7 @@ def standing(run_id: str | None) -> LabState:
         UnknownNameError: no such standing lab.
         SyncopateError: none is named, and there is none or more than one.
     """
-    labs = {lab.state.run_id: lab.state for lab in recorded() if lab.status == "standing"}
+    labs = {state.run_id: state for state, status in recorded() if status == "standing"}
     if run_id is not None:
         if run_id not in labs:
             raise UnknownNameError("lab", run_id, labs or ["none; make one with `lab up`"])
@@ -220,7 +213,7 @@ def _lab_namespaces() -> dict[str, list[str]]:
         for path in sorted(NAMESPACES.iterdir()):
             owner = owner_of(path.name)
             if owner is not None:
-                found.setdefault(owner.run_id, []).append(path.name)
+                found.setdefault(owner, []).append(path.name)
     return found
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from syncopate.lab.output import LineBuffer, PrefixedOutput
@@ -34,8 +36,9 @@ def test_lines_carry_their_rank(capsys):
     assert captured.err == "[host0 rank 10] [down]\n"
 
 
-def test_ranks_have_colours_of_their_own_on_a_terminal(capsys):
-    sink = PrefixedOutput(["0", "1"], colour=True)
+def test_ranks_have_colours_of_their_own_on_a_terminal(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    sink = PrefixedOutput(["0", "1"])
     sink(0, "stdout", "x")
     sink(1, "stdout", "x")
     first, second = capsys.readouterr().out.splitlines()

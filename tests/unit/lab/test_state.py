@@ -23,12 +23,12 @@ def folders(tmp_path, monkeypatch):
 def test_a_lab_is_running_while_its_owner_holds_the_lock(folders):
     topology = Topology(hosts=3)
     lock = state.record("00000a", topology)
-    (lab,) = state.recorded()
-    assert lab.status == "running"
-    assert (lab.state.owner_pid, lab.state.topology) == (os.getpid(), topology)
+    ((lab, status),) = state.recorded()
+    assert status == "running"
+    assert (lab.owner_pid, lab.topology) == (os.getpid(), topology)
     assert state.clean() == []
     os.close(lock)
-    assert [lab.status for lab in state.recorded()] == ["dead"]
+    assert [status for _, status in state.recorded()] == ["dead"]
     hosts = state.hosts_file("00000a").read_text().splitlines()
     assert hosts[:3] == ["127.0.0.1 localhost", "10.0.0.1 host0", "::ffff:10.0.0.1 host0.lab"]
     assert state.clean() == ["00000a"]
@@ -44,7 +44,7 @@ def test_clean_removes_the_dead_and_the_ownerless_alone(folders):
         (folders / name).touch()
     assert state.clean() == ["00000a", "00000d"]
     assert sorted(path.name for path in folders.iterdir()) == sorted(kept)
-    assert {lab.state.run_id: lab.status for lab in state.recorded()} == {
+    assert {lab.run_id: status for lab, status in state.recorded()} == {
         "00000b": "standing",
         "00000c": "running",
     }
