@@ -19,6 +19,7 @@ from syncopate.errors import (
     SyncopateError,
     how_to_install,
 )
+from syncopate.zoo.task import shares
 
 _TEST_SHARE = 0.2
 
@@ -44,19 +45,12 @@ class Digits:
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield one rank's training batches of one epoch: ``(inputs, targets)``.
 
-        Every rank shuffles alike (by ``epoch``) and takes its slice of each global batch of
-        ``batch_size * world_size`` samples, so ranks see disjoint data and equally many batches;
-        an incomplete last global batch is dropped.
+        See :func:`~syncopate.zoo.task.shares`.
         """
         if batch_size < 1:
             raise InvalidValueError("batch_size", batch_size, "an integer >= 1")
-        if not 0 <= rank < world_size:
-            raise InvalidValueError("rank", rank, f"in 0..{world_size - 1}")
-        generator = torch.Generator().manual_seed(epoch)
-        order = torch.randperm(len(self.train_targets), generator=generator)
-        step = batch_size * world_size
-        for start in range(0, len(order) - step + 1, step):
-            chosen = order[start + rank * batch_size : start + (rank + 1) * batch_size]
+        count = len(self.train_targets)
+        for chosen in shares(count, batch_size, epoch=epoch, rank=rank, world_size=world_size):
             yield self.train_inputs[chosen], self.train_targets[chosen]
 
     @torch.no_grad()

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from syncopate.zoo.task import Task, image_task
+from syncopate.zoo.task import Task, image_task, initialise
 
 _AUXILIARY_WEIGHT = 0.3
 
@@ -96,9 +96,7 @@ class GoogLeNet(nn.Module):
         self.inception5a = Inception(832, 256, 160, 320, 32, 128, 128)
         self.inception5b = Inception(832, 384, 192, 384, 48, 128, 128)
         self.fc = nn.Linear(1024, classes)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        initialise(self)
 
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor, Tensor]:
         """Return the logits (N, classes); in training also those of the auxiliary classifiers."""

@@ -6,11 +6,10 @@ max pooling as trained today. 28 x 28 images are padded to the paper's 32 x 32.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from syncopate.zoo.task import Task, seeded
+from syncopate.zoo.task import Task, image_task
 
 
 class LeNet5(nn.Module):
@@ -35,11 +34,6 @@ class LeNet5(nn.Module):
 
 def lenet5(batch_size: int = 64, *, seed: int = 0) -> Task:
     """Return LeNet-5 with a random batch of 28 x 28 images; equal seeds give equal tasks."""
-    with seeded(seed):
-        return Task(
-            model=LeNet5(),
-            inputs=torch.randn(batch_size, 1, 28, 28),
-            targets=torch.randint(10, (batch_size,)),
-            loss_fn=functional.cross_entropy,
-            name="lenet5",
-        )
+    return image_task(
+        LeNet5, "lenet5", batch_size=batch_size, image_size=28, seed=seed, channels=1, classes=10
+    )

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor, nn
 
 from syncopate.artifacts.workload import GradientTensor, Workload
@@ -135,14 +136,7 @@ class Replay(nn.Module):
             for index, tensor in reversed(list(enumerate(workload.tensors)))
         ][::-1]
         tensors = tuple(
-            GradientTensor(
-                name=name,
-                numel=tensor.numel,
-                dtype=tensor.dtype,
-                backward_s=tensor.backward_s,
-                forward_s=tensor.forward_s,
-            )
-            for name, tensor in zip(names, workload.tensors, strict=True)
+            replace(tensor, name=name) for name, tensor in zip(names, workload.tensors, strict=True)
         )
         self.workload = Workload(
             model=workload.model,

@@ -7,11 +7,10 @@ a ResNet-50 stage is on its 3 x 3 convolution, as everyone trains it today.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from syncopate.zoo.task import Task, image_task, seeded
+from syncopate.zoo.task import Task, image_task, initialise
 
 
 class BasicBlock(nn.Module):
@@ -80,7 +79,7 @@ class ResNet20(nn.Module):
         self.layer2 = _basic_stage(16, 32, stride=2)
         self.layer3 = _basic_stage(32, 64, stride=2)
         self.fc = nn.Linear(64, classes)
-        _initialise(self)
+        initialise(self)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits (N, classes) of ``images``."""
@@ -102,7 +101,7 @@ class ResNet50(nn.Module):
         self.layer3 = _bottleneck_stage(512, 256, blocks=6, stride=2)
         self.layer4 = _bottleneck_stage(1024, 512, blocks=3, stride=2)
         self.fc = nn.Linear(512 * Bottleneck.EXPANSION, classes)
-        _initialise(self)
+        initialise(self)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits (N, classes) of ``images``."""
@@ -118,14 +117,15 @@ def resnet20(batch_size: int = 32, *, seed: int = 0) -> Task:
 
     Equal seeds give equal tasks.
     """
-    with seeded(seed):
-        return Task(
-            model=ResNet20(),
-            inputs=torch.randn(batch_size, 1, 8, 8),
-            targets=torch.randint(10, (batch_size,)),
-            loss_fn=functional.cross_entropy,
-            name="resnet20",
-        )
+    return image_task(
+        ResNet20,
+        "resnet20",
+        batch_size=batch_size,
+        image_size=8,
+        seed=seed,
+        channels=1,
+        classes=10,
+    )
 
 
 def resnet50(batch_size: int = 8, *, image_size: int = 224, seed: int = 0) -> Task:
@@ -149,9 +149,3 @@ def _bottleneck_stage(inputs: int, width: int, *, blocks: int, stride: int) -> n
     outputs = width * Bottleneck.EXPANSION
     rest = (Bottleneck(outputs, width, 1) for _ in range(blocks - 1))
     return nn.Sequential(Bottleneck(inputs, width, stride), *rest)
-
-
-def _initialise(model: nn.Module) -> None:
-    for module in model.modules():
-        if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

@@ -136,6 +136,33 @@ def _move(value: Any, device: torch.device | str) -> Any:
     return value
 
 
+def shares(
+    count: int, batch_size: int, *, epoch: int, rank: int, world_size: int
+) -> Iterator[Tensor]:
+    """Yield one rank's batches of an epoch, each the places of ``batch_size`` of ``count`` samples.
+
+    Every rank shuffles alike (by ``epoch``) and takes its slice of each global batch of
+    ``batch_size * world_size`` samples, so ranks see disjoint data and equally many batches; an
+    incomplete last global batch is dropped.
+
+    Raises:
+        InvalidValueError: a rank that is none.
+    """
+    if not 0 <= rank < world_size:
+        raise InvalidValueError("rank", rank, f"in 0..{world_size - 1}")
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(epoch))
+    step = batch_size * world_size
+    for start in range(0, count - step + 1, step):
+        yield order[start + rank * batch_size : start + (rank + 1) * batch_size]
+
+
+def initialise(model: nn.Module) -> None:
+    """Draw the weights of all convolutions as He et al. (2015) do for rectifiers."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Run the body under ``seed`` and leave the global CPU random state as it was."""
@@ -152,22 +179,26 @@ def image_task(
     image_size: int,
     seed: int,
     loss_fn: Loss = functional.cross_entropy,
+    channels: int = 3,
+    classes: int = 1000,
 ) -> Task:
-    """Return a model with a random batch of ImageNet shape; equal seeds give equal tasks.
+    """Return a model with a random batch of images; equal seeds give equal tasks.
 
     Args:
         build: makes the model.
         name: of the task.
-        batch_size: images of three channels in the batch.
+        batch_size: images in the batch.
         image_size: their height and width.
         seed: of weights and images.
-        loss_fn: of output and targets, one of 1000 classes.
+        loss_fn: of output and targets.
+        channels: of the images.
+        classes: of the targets.
     """
     with seeded(seed):
         return Task(
             model=build(),
-            inputs=torch.randn(batch_size, 3, image_size, image_size),
-            targets=torch.randint(1000, (batch_size,)),
+            inputs=torch.randn(batch_size, channels, image_size, image_size),
+            targets=torch.randint(classes, (batch_size,)),
             loss_fn=loss_fn,
             name=name,
         )

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from syncopate.errors import InvalidValueError
+from syncopate.zoo.task import shares
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,9 +40,7 @@ class Text:
         """Yield one rank's batches of one epoch: ``(inputs, targets)``, each (N, T) of tokens.
 
         Targets are the inputs moved by one character. The text is cut into pieces of ``context``
-        characters; every rank shuffles them alike (by ``epoch``) and takes its slice of each global
-        batch, so ranks see disjoint text and equally many batches; an incomplete last global batch
-        is dropped.
+        characters, of which each rank gets its own; see :func:`~syncopate.zoo.task.shares`.
 
         Raises:
             InvalidValueError: a size below 1, or a rank that is none.
@@ -50,14 +49,9 @@ class Text:
             raise InvalidValueError(
                 "batch_size and context", (batch_size, context), "integers >= 1"
             )
-        if not 0 <= rank < world_size:
-            raise InvalidValueError("rank", rank, f"in 0..{world_size - 1}")
         pieces = (len(self.tokens) - 1) // context
-        order = torch.randperm(pieces, generator=torch.Generator().manual_seed(epoch))
-        step = batch_size * world_size
         within = torch.arange(context)
-        for start in range(0, pieces - step + 1, step):
-            chosen = order[start + rank * batch_size : start + (rank + 1) * batch_size]
+        for chosen in shares(pieces, batch_size, epoch=epoch, rank=rank, world_size=world_size):
             places = chosen.unsqueeze(1) * context + within
             yield self.tokens[places], self.tokens[places + 1]
 

@@ -13,7 +13,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from syncopate.errors import InvalidValueError
-from syncopate.zoo.task import Task, image_task
+from syncopate.zoo.task import Task, image_task, initialise
 
 _STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))
 _SHRINKS = 2 ** len(_STAGES)
@@ -52,9 +52,7 @@ class VGG11(nn.Module):
             nn.Dropout(),
             nn.Linear(4096, classes),
         )
-        for layer in layers:
-            if isinstance(layer, nn.Conv2d):
-                nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+        initialise(self)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits of ``images``."""
