@@ -21,109 +21,57 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from syncopate.artifacts.cluster import Cluster
-    from syncopate.artifacts.plan import Plan
-    from syncopate.artifacts.results.whatif import Prices, WhatIf
-    from syncopate.artifacts.timeline import Timeline
-    from syncopate.artifacts.workload import Workload
-    from syncopate.benchmarking.run import bench
-    from syncopate.c10d.fsdp2 import fsdp2
-    from syncopate.c10d.register import register_backend
-    from syncopate.calibration.calibrate import calibrate
-    from syncopate.calibration.logs.read import read_logs
-    from syncopate.collectives.communicator import Communicator
-    from syncopate.delay import Delay, LocalSGD
-    from syncopate.engine.checks.lint import check
-    from syncopate.engine.ddp.wrap import ddp
-    from syncopate.engine.distribute import Distributed, distribute
-    from syncopate.engine.exchange.optimizers import declare_optimizer
-    from syncopate.engine.published import publish
-    from syncopate.errors import (
-        ArtifactError,
-        CalibrationError,
-        CollectiveError,
-        EngineError,
-        ExtensionError,
-        InvalidValueError,
-        ParameterServerError,
-        PlanError,
-        ScheduleError,
-        SyncopateError,
-        UnknownNameError,
-    )
-    from syncopate.paramserver.worker import KVStore
-    from syncopate.planning.fsdp.planner import make_fsdp_plan
-    from syncopate.planning.planner import compare, make_plan
-    from syncopate.planning.whatif.study import whatif
-    from syncopate.profiling.estimate import estimate
-    from syncopate.profiling.profile import profile
-    from syncopate.profiling.ready import workload_of
-    from syncopate.runs.analyze import analyze
-    from syncopate.runs.compare import difference
-    from syncopate.runs.explain import explain
-    from syncopate.runs.page import report
-    from syncopate.runs.replay import replay
-    from syncopate.runs.watch import watch
-    from syncopate.runs.workload import recorded_workload
-    from syncopate.simulation.ranks import Variation
-    from syncopate.simulation.timeline import simulate
-    from syncopate.tracing.capture import pause, trace
-    from syncopate.validation.validate import validate
-
-    __all__ = [
-        "ArtifactError",
-        "CalibrationError",
-        "Cluster",
-        "CollectiveError",
-        "Communicator",
-        "Delay",
-        "Distributed",
-        "EngineError",
-        "ExtensionError",
-        "InvalidValueError",
-        "KVStore",
-        "LocalSGD",
-        "ParameterServerError",
-        "Plan",
-        "PlanError",
-        "Prices",
-        "ScheduleError",
-        "SyncopateError",
-        "Timeline",
-        "UnknownNameError",
-        "Variation",
-        "WhatIf",
-        "Workload",
-        "__version__",
-        "analyze",
-        "bench",
-        "calibrate",
-        "check",
-        "compare",
-        "ddp",
-        "declare_optimizer",
-        "difference",
-        "distribute",
-        "estimate",
-        "explain",
-        "fsdp2",
-        "make_fsdp_plan",
-        "make_plan",
-        "pause",
-        "profile",
-        "publish",
-        "read_logs",
-        "recorded_workload",
-        "register_backend",
-        "replay",
-        "report",
-        "simulate",
-        "trace",
-        "validate",
-        "watch",
-        "whatif",
-        "workload_of",
-    ]
+    from syncopate.artifacts.cluster import Cluster as Cluster
+    from syncopate.artifacts.plan import Plan as Plan
+    from syncopate.artifacts.results.whatif import Prices as Prices
+    from syncopate.artifacts.results.whatif import WhatIf as WhatIf
+    from syncopate.artifacts.timeline import Timeline as Timeline
+    from syncopate.artifacts.workload import Workload as Workload
+    from syncopate.benchmarking.run import bench as bench
+    from syncopate.c10d.fsdp2 import fsdp2 as fsdp2
+    from syncopate.c10d.register import register_backend as register_backend
+    from syncopate.calibration.calibrate import calibrate as calibrate
+    from syncopate.calibration.logs.read import read_logs as read_logs
+    from syncopate.collectives.communicator import Communicator as Communicator
+    from syncopate.delay import Delay as Delay
+    from syncopate.delay import LocalSGD as LocalSGD
+    from syncopate.engine.checks.lint import check as check
+    from syncopate.engine.ddp.wrap import ddp as ddp
+    from syncopate.engine.distribute import Distributed as Distributed
+    from syncopate.engine.distribute import distribute as distribute
+    from syncopate.engine.exchange.optimizers import declare_optimizer as declare_optimizer
+    from syncopate.engine.published import publish as publish
+    from syncopate.errors import ArtifactError as ArtifactError
+    from syncopate.errors import CalibrationError as CalibrationError
+    from syncopate.errors import CollectiveError as CollectiveError
+    from syncopate.errors import EngineError as EngineError
+    from syncopate.errors import ExtensionError as ExtensionError
+    from syncopate.errors import InvalidValueError as InvalidValueError
+    from syncopate.errors import ParameterServerError as ParameterServerError
+    from syncopate.errors import PlanError as PlanError
+    from syncopate.errors import ScheduleError as ScheduleError
+    from syncopate.errors import SyncopateError as SyncopateError
+    from syncopate.errors import UnknownNameError as UnknownNameError
+    from syncopate.paramserver.worker import KVStore as KVStore
+    from syncopate.planning.fsdp.planner import make_fsdp_plan as make_fsdp_plan
+    from syncopate.planning.planner import compare as compare
+    from syncopate.planning.planner import make_plan as make_plan
+    from syncopate.planning.whatif.study import whatif as whatif
+    from syncopate.profiling.estimate import estimate as estimate
+    from syncopate.profiling.profile import profile as profile
+    from syncopate.profiling.ready import workload_of as workload_of
+    from syncopate.runs.analyze import analyze as analyze
+    from syncopate.runs.compare import difference as difference
+    from syncopate.runs.explain import explain as explain
+    from syncopate.runs.page import report as report
+    from syncopate.runs.replay import replay as replay
+    from syncopate.runs.watch import watch as watch
+    from syncopate.runs.workload import recorded_workload as recorded_workload
+    from syncopate.simulation.ranks import Variation as Variation
+    from syncopate.simulation.timeline import simulate as simulate
+    from syncopate.tracing.capture import pause as pause
+    from syncopate.tracing.capture import trace as trace
+    from syncopate.validation.validate import validate as validate
 
 __version__ = "0.2.0"
 
