@@ -30,14 +30,6 @@ Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
-class _Found:
-    """An entry point and the distribution that has it, such as ``"star-and-halves 0.1"``."""
-
-    point: EntryPoint
-    distribution: str
-
-
-@dataclass(frozen=True)
 class Extensions(Generic[Row]):
     """The rows that installed packages bring for one registry.
 
@@ -69,12 +61,13 @@ class Extensions(Generic[Row]):
             return None
         point = f"entry point {name!r} of {self.group}"
         if len(found) > 1:
-            both = " and ".join(sorted(one.distribution for one in found))
+            both = " and ".join(sorted(distribution for _, distribution in found))
             raise ExtensionError(f"{point}: {both} both have it; uninstall all but one")
-        where = f"{point}, {found[0].point.value!r} in {found[0].distribution}, cannot be used"
+        ((entry, distribution),) = found
+        where = f"{point}, {entry.value!r} in {distribution}, cannot be used"
         mend = "mend that package or uninstall it"
         try:
-            row = found[0].point.load()
+            row = entry.load()
         except (Exception, SystemExit) as error:
             reason = f"{type(error).__name__}: {error}"
             raise ExtensionError(f"{where}: {reason}; {mend}") from error
@@ -87,9 +80,9 @@ class Extensions(Generic[Row]):
         return row
 
     @cached_property
-    def _found(self) -> dict[str, list[_Found]]:
-        """Name -> its entry points; looked for once in a process."""
-        found: dict[str, list[_Found]] = {}
+    def _found(self) -> dict[str, list[tuple[EntryPoint, str]]]:
+        """Name -> its entry points, each with its distribution; looked for once in a process."""
+        found: dict[str, list[tuple[EntryPoint, str]]] = {}
         for point, distribution in _entry_points(self.group):
             if point.name in self.taken:
                 _log.warning(
@@ -97,12 +90,12 @@ class Extensions(Generic[Row]):
                     *(point.name, self.group, distribution),
                 )
             else:
-                found.setdefault(point.name, []).append(_Found(point, distribution))
+                found.setdefault(point.name, []).append((point, distribution))
         return found
 
 
 def _entry_points(group: str) -> Iterable[tuple[EntryPoint, str]]:
-    """Yield the entry points of a group, each with its distribution.
+    """Yield the entry points of a group, each with its distribution: ``"star-and-halves 0.1"``.
 
     Files that do not name the group are not parsed: a damaged one belongs to another package.
     """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TypeVar
 
 from syncopate.errors import InvalidValueError
@@ -41,18 +41,17 @@ def ports_of(text: str, what: str = VARIABLE) -> range:
     return range(first, last + 1)
 
 
-def bound(bind: Callable[[int], T], environment: Mapping[str, str] | None = None) -> T:
+def bound(bind: Callable[[int], T]) -> T:
     """Return what ``bind`` makes of the first port of the range that is free; of 0 without a range.
 
     Args:
         bind: listens on a port; 0 is any free one.
-        environment: :data:`VARIABLE` names the range; this process's own when left out.
 
     Raises:
         OSError: it cannot listen; where no port of the range is free, that is said.
         InvalidValueError: the range is none.
     """
-    text = (os.environ if environment is None else environment).get(VARIABLE, "")
+    text = os.environ.get(VARIABLE, "")
     if not text:
         return bind(0)
     ports, refused = ports_of(text), None

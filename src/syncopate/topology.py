@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
 
 from syncopate.artifacts.level import Size, size_of
 
 _MOST_PAIRS = 16
+_Pairs = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,9 @@ class Topology:
     names: tuple[str, ...]
     sizes: tuple[Size, ...]
     placement: tuple[int, ...]
-    pairs: tuple[tuple[tuple[int, int], ...], ...]
+    pairs: tuple[_Pairs, ...]
     rates_bytes_per_s: tuple[float, ...] = ()
     warnings: tuple[str, ...] = ()
-
-
-class _Levels(NamedTuple):
-    names: tuple[str, ...]
-    sizes: tuple[Size, ...]
-    pairs: tuple[tuple[tuple[int, int], ...], ...]
 
 
 def topology(hosts: Sequence[str], racks: Sequence[Sequence[str]] = ()) -> Topology:
@@ -58,38 +52,33 @@ def topology(hosts: Sequence[str], racks: Sequence[Sequence[str]] = ()) -> Topol
     grouped = [[ranks_of[host] for host in rack] for rack in racks or [list(ranks_of)]]
     by_host = [ranks for rack in grouped for ranks in rack]
     placement = tuple(rank for ranks in by_host for rank in ranks)
-    levels = _levels(grouped)
+    names, sizes, pairs = zip(*_levels(grouped), strict=True)
     return Topology(
         hosts=tuple(hosts),
-        names=levels.names,
-        sizes=levels.sizes,
+        names=names,
+        sizes=sizes,
         placement=() if placement == tuple(range(len(hosts))) else placement,
-        pairs=levels.pairs,
+        pairs=pairs,
     )
 
 
-def _levels(racks: Sequence[Sequence[Sequence[int]]]) -> _Levels:
-    """Return the levels of racks of hosts of ranks."""
+def _levels(racks: Sequence[Sequence[Sequence[int]]]) -> list[tuple[str, Size, _Pairs]]:
+    """Return name, size and pairs of the levels of racks of hosts of ranks."""
     by_host = [ranks for rack in racks for ranks in rack]
-    firsts = [[ranks[0] for ranks in rack] for rack in racks]
-    total = sum(len(ranks) for ranks in by_host)
-    in_racks = _thinned([pair for rack in firsts for pair in _ring(rack)])
     if len(by_host) == 1:
-        return _Levels(("host",), (total,), (_neighbours(by_host[0]),))
-    names, sizes, pairs = ["host"], [size_of(map(len, racks))], [in_racks]
+        return [("host", len(by_host[0]), _neighbours(by_host[0]))]
+    firsts = [[ranks[0] for ranks in rack] for rack in racks]
+    in_racks = [pair for rack in firsts for pair in _ring(rack)]
+    levels = [("host", size_of(map(len, racks)), _thinned(in_racks))]
     if any(len(ranks) > 1 for ranks in by_host):
         inside = [pair for ranks in by_host for pair in _neighbours(ranks)]
-        names.insert(0, "device")
-        sizes.insert(0, size_of(map(len, by_host)))
-        pairs.insert(0, _thinned(inside))
+        levels.insert(0, ("device", size_of(map(len, by_host)), _thinned(inside)))
     if len(racks) > 1:
-        names.append("rack")
-        sizes.append(len(racks))
-        pairs.append(_neighbours(rack[0] for rack in firsts))
-    return _Levels(tuple(names), tuple(sizes), tuple(pairs))
+        levels.append(("rack", len(racks), _neighbours(rack[0] for rack in firsts)))
+    return levels
 
 
-def _neighbours(ranks: Iterable[int]) -> tuple[tuple[int, int], ...]:
+def _neighbours(ranks: Iterable[int]) -> _Pairs:
     return _thinned(_ring(ranks))
 
 
@@ -101,7 +90,7 @@ def _ring(ranks: Iterable[int]) -> list[tuple[int, int]]:
     return pairs
 
 
-def _thinned(pairs: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+def _thinned(pairs: Sequence[tuple[int, int]]) -> _Pairs:
     """Return at most ``_MOST_PAIRS`` of them, evenly spread."""
     step = max(len(pairs) / _MOST_PAIRS, 1.0)
     return tuple(pairs[int(i * step)] for i in range(min(len(pairs), _MOST_PAIRS)))

@@ -26,17 +26,20 @@ def test_what_is_no_range_is_refused_with_an_example(text):
         ports_of(text)
 
 
-def test_without_a_range_the_kernel_chooses():
-    assert bound(lambda port: port, {}) == 0
+def test_without_a_range_the_kernel_chooses(monkeypatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert bound(lambda port: port) == 0
 
 
-def test_the_first_free_port_of_the_range_is_taken():
+def test_the_first_free_port_of_the_range_is_taken(monkeypatch):
+    monkeypatch.setenv(VARIABLE, "10-20")
+
     def bind(port):
         if port < 12:
             raise OSError(errno.EADDRINUSE, "taken")
         return port
 
-    assert bound(bind, {VARIABLE: "10-20"}) == 12
+    assert bound(bind) == 12
 
 
 def test_listeners_take_ports_of_the_range_and_say_when_there_are_none_left(monkeypatch):
