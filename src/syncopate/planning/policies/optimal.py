@@ -35,6 +35,7 @@ as in Monge and convex dynamic programmes (Galil and Park 1992).
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -102,39 +103,34 @@ class _Window:
         intercept_s: sum of the pieces' intercepts.
         slopes: the piece's slope of each dtype.
         least_s: no bucket in this combination of pieces costs less.
-        indices, values: candidates by ascending index and ascending value, from ``head`` on.
+        candidates: indices and values, both ascending.
         following: the first index that has not been looked at.
     """
 
-    __slots__ = ("following", "head", "indices", "intercept_s", "least_s", "slopes", "values")
+    __slots__ = ("candidates", "following", "intercept_s", "least_s", "slopes")
 
     def __init__(self, intercept_s: float, slopes: tuple[float, ...], least_s: float) -> None:
         self.intercept_s = intercept_s
         self.slopes = slopes
         self.least_s = least_s
-        self.indices: list[int] = []
-        self.values: list[float] = []
-        self.head = 0
+        self.candidates: deque[tuple[int, float]] = deque()
         self.following = 0
 
     def slide(
         self, low: int, high: int, finish: Sequence[float], offsets: Sequence[Sequence[float]]
     ) -> None:
         """Move to the indices ``[low, high)``; neither end ever moves back."""
-        indices, values, head = self.indices, self.values, self.head
+        candidates = self.candidates
         for index in range(max(self.following, low), high):
             value = finish[index]
             for slope, of_dtype in zip(self.slopes, offsets, strict=True):
                 value -= slope * of_dtype[index]
-            while len(values) > head and values[-1] > value:
-                values.pop()
-                indices.pop()
-            indices.append(index)
-            values.append(value)
+            while candidates and candidates[-1][1] > value:
+                candidates.pop()
+            candidates.append((index, value))
         self.following = max(self.following, high)
-        while indices[head] < low:
-            head += 1
-        self.head = head
+        while candidates[0][0] < low:
+            candidates.popleft()
 
 
 class _Alternative:
@@ -216,11 +212,12 @@ class _Alternative:
                 # f and C are monotone: no bucket that starts in this window ends before this.
                 if finish[low] + window.least_s < best_s:
                     window.slide(low, high, finish, self.offsets)
-                    value = window.values[window.head] + window.intercept_s
+                    index, value = window.candidates[0]
+                    value += window.intercept_s
                     for slope, offsets in zip(window.slopes, self.offsets, strict=True):
                         value += slope * offsets[stop]
                     if value < best_s:
-                        best_s, start = value, window.indices[window.head]
+                        best_s, start = value, index
                 high = low
             if boundary <= first:
                 break
