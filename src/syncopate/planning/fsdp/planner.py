@@ -15,7 +15,7 @@ which take as much as its weights, and what torch copies them to.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -32,7 +32,7 @@ from syncopate.planning.policies.auto import NEAR
 from syncopate.planning.policies.optimal import optimal
 from syncopate.planning.problem import Partition, Problem
 from syncopate.planning.registry import Policy, require_policy, rivals
-from syncopate.planning.search.changes import neighbours, stops_of
+from syncopate.planning.search.changes import improve, stops_of
 from syncopate.simulation.fsdp.predict import predict_units
 from syncopate.simulation.fsdp.traffic import unit_costs
 from syncopate.units import format_bytes, format_seconds
@@ -117,7 +117,7 @@ def make_fsdp_plan(
     if partition is None:
         played.search()
     else:
-        played.play(partition)
+        played.score(partition)
     return _with_reason(played.best(memory_bytes), asked)
 
 
@@ -160,25 +160,18 @@ class _Found(NamedTuple):
 
 
 class _Played:
-    """The plans that were played for a question.
-
-    Args:
-        asked: the question.
-        limits: what they may be.
-    """
+    """The plans that were played for a question, within limits."""
 
     def __init__(self, asked: UnitQuestion, limits: Limits) -> None:
         self._asked, self._limits = asked, limits
         self._found: list[_Found] = []
         self._least_bytes = sum(asked.sizes)
-        self._seen: set[Partition] = set()
+        self._scores_s: dict[Partition, float] = {}
+        self._ahead = limits.prefetch
+        self.played = 0
 
     def best(self, memory_bytes: int | None) -> Plan:
-        """Return the plan with the least memory among the fastest, which are not told apart.
-
-        Raises:
-            InvalidValueError: none has room.
-        """
+        """Return the plan with the least memory among the fastest, which are not told apart."""
         if not self._found:
             rule = f"at least {self._least_bytes} ({format_bytes(self._least_bytes)}), what these "
             rule += "units need"
@@ -187,48 +180,35 @@ class _Played:
         near = [found for found in self._found if found.plan.expected_s <= limit_s]
         return min(near, key=lambda one: (one.held_bytes, len(one.plan.buckets))).plan
 
-    def play(self, partition: Partition, ahead: Sequence[int] = ()) -> float:
-        """Play every choice that units of a partition leave; return the shortest iteration.
-
-        Args:
-            partition: the ends of the units among the blocks.
-            ahead: how far to gather ahead; all that may be by default.
-        """
-        self._seen.add(partition)
-        choices = self._choices(partition, ahead or self._limits.prefetch)
-        found = [self._play(partition, *choice) for choice in choices]
-        self._found += found
-        return min((one.plan.expected_s for one in found), default=float("inf"))
+    def score(self, partition: Partition) -> float:
+        """Play, once, every choice that units of a partition leave; return the shortest time."""
+        if partition not in self._scores_s:
+            found = [self._play(partition, *choice) for choice in self._choices(partition)]
+            self._found += found
+            self.played += 1
+            shortest_s = min((one.plan.expected_s for one in found), default=float("inf"))
+            self._scores_s[partition] = shortest_s
+        return self._scores_s[partition]
 
     def search(self) -> None:
         """Play the partitions worth it, and what changes of the best one improve."""
         problem = self._asked.problem
         assert problem is not None
-        for partition in dict.fromkeys(_candidates(problem)):
-            self.play(partition)
+        for partition in _candidates(problem):
+            self.score(partition)
         if not self._found:
             return
         best = min(self._found, key=lambda one: one.plan.expected_s)
         assert best.plan.sharding is not None
-        ahead, stops = (best.plan.sharding.prefetch,), stops_of(problem, best.partition)
-        partition, score_s, count, improved = best.partition, best.plan.expected_s, 0, True
-        while improved and count < _CHANGES:
-            improved = False
-            for other in neighbours(partition, stops):
-                if other in self._seen:
-                    continue
-                count += 1
-                if (other_s := self.play(other, ahead)) < score_s:
-                    partition, score_s, improved = other, other_s, True
-                if improved or count >= _CHANGES:
-                    break
+        self._ahead = (best.plan.sharding.prefetch,)
+        improve(best.partition, stops_of(problem, best.partition), self, self.played + _CHANGES - 1)
 
-    def _choices(self, partition: Partition, ahead: Sequence[int]) -> Iterator[tuple[int, int]]:
+    def _choices(self, partition: Partition) -> Iterator[tuple[int, int]]:
         """Yield prefetch and number of kept units, where these have room."""
         sizes, limits = self._asked.unit_bytes(partition), self._limits
         root = len(sizes) - 1
-        for prefetch in ahead:
-            if prefetch > min(ahead) and prefetch > root:
+        for prefetch in self._ahead:
+            if prefetch > min(self._ahead) and prefetch > root:
                 continue
             held = [_held_bytes(sizes, prefetch, kept) for kept in range(root + 1)]
             fit = bisect_right(held, limits.held_bytes)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
 from syncopate.planning.problem import Partition, Problem
-from syncopate.planning.search.player import Player
 from syncopate.planning.search.shapes import equal
 
 CUTS = 256
@@ -31,10 +31,19 @@ def stops_of(problem: Problem, partition: Partition) -> tuple[int, ...]:
     return tuple(sorted(chosen))
 
 
+class Plays(Protocol):
+    """What plays partitions, and counts how much it has played."""
+
+    played: int
+
+    def score(self, partition: Partition) -> Any:
+        """Return what a partition takes; less is better."""
+
+
 def improve(
-    partition: Partition, stops: Sequence[int], player: Player, most: int = PLAYED_MESSAGES
+    partition: Partition, stops: Sequence[int], player: Plays, most: int = PLAYED_MESSAGES
 ) -> Partition:
-    """Take single changes while they improve, and no more than ``most`` messages were played."""
+    """Take single changes while they improve, and no more than ``most`` was played."""
     best, best_score = partition, player.score(partition)
     improved = True
     while improved:
