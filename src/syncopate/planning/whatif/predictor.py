@@ -6,9 +6,7 @@ share their machines share one cluster here, also where they compute or exchange
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Hashable
-from typing import TypeVar
+from functools import lru_cache
 
 from msgspec.structs import replace
 
@@ -27,20 +25,8 @@ from syncopate.planning.whatif.work import Work
 _KEPT = 256
 """So many clusters, workloads and points are kept, each; those that were used last."""
 
-V = TypeVar("V")
-
-
-class _Kept(OrderedDict[Hashable, V]):
-    """Values by key, the last used ones."""
-
-    def get_or(self, key: Hashable, make: Callable[[], V]) -> V:
-        if key in self:
-            self.move_to_end(key)
-            return self[key]
-        value = self[key] = make()
-        if len(self) > _KEPT:
-            self.popitem(last=False)
-        return value
+_ANYWHERE = Setting(nodes=1, gpus_per_node=1, bandwidth_bytes_per_s=1.0, latency_s=0.0)
+"""The machines of settings whose work is all that is asked of them."""
 
 
 class Predictor:
@@ -60,10 +46,10 @@ class Predictor:
         self.cluster = cluster
         self.margins = margins
         self.prices = prices
-        self._clusters: _Kept[Cluster] = _Kept()
-        self._workloads: _Kept[Workload] = _Kept()
-        self._points: _Kept[Point] = _Kept()
-        self._iterations: _Kept[float] = _Kept()
+        self._cluster = lru_cache(_KEPT)(self._make_cluster)
+        self._workload = lru_cache(_KEPT)(self._make_workload)
+        self._point = lru_cache(_KEPT)(self._make_point)
+        self._iteration_s = lru_cache(_KEPT)(self._predict_iteration_s)
 
     def point(self, setting: Setting) -> Point:
         """Return the point of a setting, with intervals.
@@ -71,7 +57,7 @@ class Predictor:
         Raises:
             InvalidValueError, UnknownNameError: settings that cannot be, or do not go together.
         """
-        return self._points.get_or(setting, lambda: self._point(setting))
+        return self._point(setting)
 
     def iteration_s(self, setting: Setting, *, ddp: bool, shifts: tuple[float, ...]) -> float:
         """Return the iteration of the best plan, or of DDP's, with other inputs; no interval.
@@ -81,11 +67,9 @@ class Predictor:
             ddp: whether DDP's buckets are asked for.
             shifts: what bandwidth, latency and computation are multiplied by.
         """
-        return self._iterations.get_or(
-            (setting, ddp, shifts), lambda: self._iteration_s(setting, ddp, shifts)
-        )
+        return self._iteration_s(setting, ddp, shifts)
 
-    def _iteration_s(self, setting: Setting, ddp: bool, shifts: tuple[float, ...]) -> float:
+    def _predict_iteration_s(self, setting: Setting, ddp: bool, shifts: tuple[float, ...]) -> float:
         workload, cluster = self._inputs(setting, shifts)
         plan = quick.ddp(workload, cluster) if ddp else quick.planned(workload, cluster, setting)
         return plan.expected_s
@@ -102,7 +86,7 @@ class Predictor:
         """Return the cluster of a setting."""
         return self._inputs(setting, EXACT)[1]
 
-    def _point(self, setting: Setting) -> Point:
+    def _make_point(self, setting: Setting) -> Point:
         workload, cluster = self._inputs(setting, EXACT)
         best = self._outcome(setting, quick.planned(workload, cluster, setting))
         plain = self._outcome(setting, quick.ddp(workload, cluster))
@@ -139,23 +123,25 @@ class Predictor:
 
     def _inputs(self, setting: Setting, shifts: tuple[float, ...]) -> tuple[Workload, Cluster]:
         bandwidth, latency, compute = shifts
-        machines = (
-            setting.nodes,
-            setting.gpus_per_node,
-            setting.bandwidth_bytes_per_s,
-            setting.latency_s,
-            setting.oversubscription,
-            setting.levels,
+        machines = Setting(
+            nodes=setting.nodes,
+            gpus_per_node=setting.gpus_per_node,
+            bandwidth_bytes_per_s=setting.bandwidth_bytes_per_s,
+            latency_s=setting.latency_s,
+            oversubscription=setting.oversubscription,
+            levels=setting.levels,
         )
-        cluster = self._clusters.get_or(
-            (machines, bandwidth, latency),
-            lambda: shifted(cluster_of(self.cluster, setting), bandwidth, latency),
+        cluster = self._cluster(machines, bandwidth, latency)
+        work = replace(
+            _ANYWHERE, gpu_speed=setting.gpu_speed, profile=setting.profile, batch=setting.batch
         )
-        workload = self._workloads.get_or(
-            (setting.gpu_speed, setting.profile, setting.batch, compute),
-            lambda: slower(self.work.at(setting), compute),
-        )
-        return workload, cluster
+        return self._workload(work, compute), cluster
+
+    def _make_cluster(self, machines: Setting, bandwidth: float, latency: float) -> Cluster:
+        return shifted(cluster_of(self.cluster, machines), bandwidth, latency)
+
+    def _make_workload(self, work: Setting, compute: float) -> Workload:
+        return slower(self.work.at(work), compute)
 
 
 def throughput(setting: Setting, iteration_s: float) -> float:
