@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -31,31 +30,6 @@ from syncopate.costs.model.functions import Costs
 from syncopate.costs.validated import BY_KIND
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.planning.question import predict
-
-
-class MethodError(NamedTuple):
-    """How far predictions were off.
-
-    Attributes:
-        relative: nine in ten iterations were off by no more than this share.
-        source: of what.
-    """
-
-    relative: float
-    source: str
-
-
-def _method(kind: str, whose: str) -> MethodError:
-    row = BY_KIND[kind]
-    return MethodError(
-        row.p90,
-        f"of {row.points} {whose} iterations 90% were predicted within {row.p90:.1%}, half within "
-        f"{row.median:.1%}: {row.source}",
-    )
-
-
-METHOD = {"gpu": _method("gpu", "published"), "cpu": _method("lab", "measured")}
-"""Kind of device -> the error of predictions."""
 
 Network = Callable[[Cluster], tuple[Cluster, Costs | None]]
 """What else links and switches do: a cluster in, and out with it, and what messages cost then."""
@@ -127,9 +101,15 @@ def margins(device: str, measured: bool, given: dict[str, float]) -> Margins:
         if name not in (*INPUTS, "method"):
             raise UnknownNameError("uncertain input", name, (*INPUTS, "method"))
     usual = dict(zip(INPUTS, MEASURED if measured else TYPICAL, strict=True))
-    error = METHOD["cpu" if device == "cpu" else "gpu"]
-    source = "as given" if "method" in given else error.source
-    return Margins(**(usual | {"method": error.relative} | given), source=source)
+    kind, whose = ("lab", "measured") if device == "cpu" else ("gpu", "published")
+    row = BY_KIND[kind]
+    source = "as given"
+    if "method" not in given:
+        source = (
+            f"of {row.points} {whose} iterations 90% were predicted within {row.p90:.1%}, half "
+            f"within {row.median:.1%}: {row.source}"
+        )
+    return Margins(**(usual | {"method": row.p90} | given), source=source)
 
 
 def sure(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:

@@ -130,7 +130,6 @@ def choosing() -> tuple[str, ...]:
 
 
 def _exchanges(row: Policy, exchange: str | None, costs: Costs | None) -> tuple[str, ...]:
-    """Return the exchanges that a policy may take."""
     if exchange is not None:
         if exchange not in EXCHANGES:
             raise UnknownNameError("exchange", exchange, EXCHANGES)
@@ -145,29 +144,20 @@ def _exchanges(row: Policy, exchange: str | None, costs: Costs | None) -> tuple[
 
 
 def _counts(exchange: str | None, channels: int | None, wire_dtype: str) -> tuple[int, ...]:
-    """Return the numbers of channels to consider."""
     if exchange == FSDP:
         require_units(channels, wire_dtype)
     elif exchange in EXCHANGES and exchange not in SERVERLESS:
-        return _served_counts(channels, wire_dtype)
+        if channels not in (None, 1):
+            raise InvalidValueError("channels", channels, f"1 with the {SERVED} exchange")
+        if wire_dtype:
+            rule = f"left out with the {SERVED} exchange"
+            raise InvalidValueError("wire_dtype", wire_dtype, rule)
+        return (1,)
     if channels is None:
         return CHANNELS
     if channels < 1:
         raise InvalidValueError("channels", channels, "an integer >= 1")
     return (channels,)
-
-
-def _served_counts(channels: int | None, wire_dtype: str) -> tuple[int, ...]:
-    """Return the numbers of channels to servers, which have one.
-
-    Raises:
-        InvalidValueError: more than one, or gradients that are narrowed.
-    """
-    if channels not in (None, 1):
-        raise InvalidValueError("channels", channels, f"1 with the {SERVED} exchange")
-    if wire_dtype:
-        raise InvalidValueError("wire_dtype", wire_dtype, f"left out with the {SERVED} exchange")
-    return (1,)
 
 
 def require_units(channels: int | None, wire_dtype: str) -> None:
@@ -190,11 +180,7 @@ def _costs(
     algorithm: str | None,
     costs: Costs | None,
 ) -> dict[str, Costs]:
-    """Return the costs of each exchange that can run ``algorithm``.
-
-    Raises:
-        UnknownNameError: none of them can.
-    """
+    """Return the costs of each exchange that can run ``algorithm``."""
     names = None if algorithm is None else (algorithm,)
     found: dict[str, Costs] = {}
     refusal: UnknownNameError | None = None

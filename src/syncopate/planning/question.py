@@ -158,7 +158,8 @@ class Question:
         # Only what differs from the usual is written down.
         if pulled == pulled_in((), len(pulled)):
             pulled = ()
-        return Draft(*_with_one_order(buckets, channels), pulled, exchange=self.exchange)
+        found, order = _with_one_order(buckets)
+        return Draft(found, channels, order, pulled, exchange=self.exchange)
 
     def predict(self, draft: Draft) -> Prediction:
         """Return what a draft is expected to cost.
@@ -281,23 +282,23 @@ def recipe_of(
 
 
 def _with_one_order(
-    buckets: Sequence[Bucket], channels: int
-) -> tuple[tuple[Bucket, ...], int, tuple[int, ...]]:
+    buckets: Sequence[Bucket],
+) -> tuple[tuple[Bucket, ...], tuple[int, ...]]:
     """Take the order of the ranks, of one entry per rank, out of recipes that all follow the same.
 
     Returns:
-        The buckets, their channels, and their order; none where they follow none, or several.
+        The buckets, and their order; none where they follow none, or several.
     """
     recipes = [recipe for bucket in buckets for _, recipe in bucket.recipes]
     orders = {recipe.options.get(ORDER) for recipe in recipes if recipe.algorithm != NATIVE}
     order = orders.pop() if len(orders) == 1 else None
     if not isinstance(order, tuple):
-        return tuple(buckets), channels, ()
+        return tuple(buckets), ()
     bare = [
         structs.replace(bucket, **{phase: _bare(recipe) for phase, recipe in bucket.recipes})
         for bucket in buckets
     ]
-    return tuple(bare), channels, tuple(int(rank) for rank in order)
+    return tuple(bare), tuple(int(rank) for rank in order)
 
 
 def _bare(recipe: Recipe) -> Recipe:

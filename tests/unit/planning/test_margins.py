@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import Prediction
 from syncopate.artifacts.workload import GradientTensor, Workload
+from syncopate.costs.validated import BY_KIND
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.planning.margins import (
     MEASURED,
-    METHOD,
     TYPICAL,
     margins,
     predict_surely,
@@ -60,8 +60,8 @@ def test_a_calibrated_cluster_is_surer_than_a_typical_one():
     measured, typical = margins("cuda", True, {}), margins("cuda", False, {})
     assert (measured.bandwidth, measured.latency, measured.compute) == MEASURED
     assert (typical.bandwidth, typical.latency, typical.compute) == TYPICAL
-    assert measured.method == METHOD["gpu"].relative
-    assert margins("cpu", True, {}).method == METHOD["cpu"].relative
+    assert measured.method == BY_KIND["gpu"].p90
+    assert margins("cpu", True, {}).method == BY_KIND["lab"].p90
 
 
 def test_what_is_given_takes_the_place_of_the_usual():
@@ -95,7 +95,7 @@ def test_a_plan_s_interval_is_that_of_its_inputs_and_the_method():
     found = sure(plan, workload, cluster)
     assert replace(found, prediction=plan.prediction) == plan
     # 0.1 s of computation and 0.1 s of messages.
-    shares = (0.5 * TYPICAL[0], 0.5 * TYPICAL[2], min(METHOD["gpu"].relative, 0.5))
+    shares = (0.5 * TYPICAL[0], 0.5 * TYPICAL[2], min(BY_KIND["gpu"].p90, 0.5))
     assert plan.prediction.iteration_s == pytest.approx(0.2)
     assert found.prediction.high_s == pytest.approx(0.2 * (1 + math.hypot(*shares)))
 
@@ -108,6 +108,6 @@ def test_a_plan_on_a_busy_network_has_an_interval_there():
     assert predict_surely(workload, plan, cluster) == sure(plan, workload, cluster).prediction
     found = predict_surely(workload, plan, cluster, lambda one: (busy(one, {"host": 0.5}), None))
     # Messages take 0.2 s of 0.3 s, and so does what is uncertain of them.
-    shares = (2 / 3 * TYPICAL[0], 1 / 3 * TYPICAL[2], min(METHOD["gpu"].relative, 2 / 3))
+    shares = (2 / 3 * TYPICAL[0], 1 / 3 * TYPICAL[2], min(BY_KIND["gpu"].p90, 2 / 3))
     assert found.iteration_s == pytest.approx(0.3)
     assert found.high_s == pytest.approx(0.3 * (1 + math.hypot(*shares)))

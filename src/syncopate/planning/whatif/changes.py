@@ -75,12 +75,11 @@ def options(base: Setting, today: str, levels: int) -> Iterator[Option]:
 
     if base.ranks > 1:
         if plain:
+            kind, words = "algorithm", "all-reduce DDP's buckets by the cheapest algorithm of each"
             if levels > 1:
+                kind = "hierarchy"
                 words = "all-reduce DDP's buckets level by level, by the cheapest algorithm"
-                yield plan("hierarchy", words, exchange=ALLREDUCE, policy="threshold", algorithm="")
-            else:
-                words = "all-reduce DDP's buckets by the cheapest algorithm of each"
-                yield plan("algorithm", words, exchange=ALLREDUCE, policy="threshold", algorithm="")
+            yield plan(kind, words, exchange=ALLREDUCE, policy="threshold", algorithm="")
             yield plan("plan", "merge gradients by the best plan", exchange=ALLREDUCE)
             words = "hide half of each all-reduce behind forward, by the best plan (decoupled)"
             yield plan("exchange", words, exchange=DECOUPLED)
@@ -125,11 +124,6 @@ def _bare(setting: Setting) -> Setting:
         servers=0,
         local_sgd=0,
     )
-
-
-def levels_of(base: Setting, predictor: Predictor) -> int:
-    """Return how many levels of the network join more than one unit."""
-    return len(predictor.machines(base).joining)
 
 
 def change_of(option: Option, now: float, predictor: Predictor, shifts: _Shifts = EXACT) -> Change:

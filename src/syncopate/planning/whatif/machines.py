@@ -109,11 +109,7 @@ def _name(setting: Setting) -> str:
 
 
 def _copies(base: Cluster, setting: Setting) -> list[Level]:
-    """Return the levels of so many copies of a cluster of unequal units, joined at the outermost.
-
-    Raises:
-        InvalidValueError: the setting's hosts are no number of copies.
-    """
+    """Return the levels of copies of a cluster of unequal units, joined at the outermost."""
     today = setting_of(base)
     if setting.gpus_per_node != today.gpus_per_node:
         rule = f"{today.gpus_per_node:g}, as on today's cluster, whose units are unequal"

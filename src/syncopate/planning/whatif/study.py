@@ -31,7 +31,7 @@ from syncopate.planning.margins import margins
 from syncopate.planning.whatif import sentences
 from syncopate.planning.whatif.assumptions import assumptions
 from syncopate.planning.whatif.axes import Axes, values_of
-from syncopate.planning.whatif.changes import change_of, levels_of, options, ranked
+from syncopate.planning.whatif.changes import change_of, options, ranked
 from syncopate.planning.whatif.doubts import doubts
 from syncopate.planning.whatif.machines import setting_of
 from syncopate.planning.whatif.needed import link_needed
@@ -148,7 +148,7 @@ class Study:
     def _answer(self, progress: Progress) -> None:
         base, today, predictor = self._base, self._terms.today, self._predictor
         now = predictor.point(base).by(today).throughput
-        asked = list(options(base, today, levels_of(base, predictor)))
+        asked = list(options(base, today, len(predictor.machines(base).joining)))
         found = {}
         for place, option in enumerate(asked):
             say(progress, option.kind, 0.4 * place / len(asked))

@@ -9,8 +9,8 @@ import syncopate
 from syncopate.artifacts.cluster import Cluster, Interference
 from syncopate.artifacts.results.whatif import BEST, DDP, Prices, WhatIf
 from syncopate.artifacts.workload import Workload
+from syncopate.costs.validated import BY_KIND
 from syncopate.errors import InvalidValueError, UnknownNameError
-from syncopate.planning.margins import METHOD
 from syncopate.planning.planner import make_plan
 from syncopate.planning.whatif.needed import CLOSE, _least
 from syncopate.planning.whatif.study import Study, Terms
@@ -231,7 +231,7 @@ def test_uncertain_inputs_make_wider_intervals_and_doubts():
         ("compute", 0.952),
         ("compute", 1.05),
     }
-    assert METHOD["gpu"].source in unsure.interval
+    assert BY_KIND["gpu"].source in unsure.interval
 
 
 def test_an_input_that_turns_the_advice_is_named():
