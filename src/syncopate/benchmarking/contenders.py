@@ -122,27 +122,13 @@ def line_up(
         _ours(getattr(communicator, sweep.collective), sweep, text, cluster, fitting)
         for text in dict.fromkeys(sweep.algorithms or names)
     ]
-    group = _gloo_group(communicator) if "gloo" in sweep.against else None
-    gloo = None if group is None else native.Native(group)
-    mpi = MpiPeer(communicator, sweep) if "mpi" in sweep.against else None
-    runs: dict[str, Run] = {
-        "gloo": _gloo(sweep, gloo),
-        "mpi": _nothing if mpi is None else mpi.run,
-    }
-    peers = [_peer(name, runs[name]) for name in dict.fromkeys(sweep.against)]
-    detector = communicator.detector
-    try:
-        with (
-            nullcontext()
-            if group is None or gloo is None or detector is None
-            else detector.guest("bench of gloo", group, gloo.interrupt)
-        ):
-            yield Field((*ours, *peers), {} if mpi is None else {"mpi": mpi.version})
+    with _gloo(communicator, sweep) as gloo:
+        mpi = MpiPeer(communicator, sweep) if "mpi" in sweep.against else None
+        runs = {"gloo": gloo, "mpi": _nothing if mpi is None else mpi.run}
+        peers = [_peer(name, runs[name]) for name in dict.fromkeys(sweep.against)]
+        yield Field((*ours, *peers), {} if mpi is None else {"mpi": mpi.version})
         if mpi is not None:
             mpi.close()
-    finally:
-        if group is not None:
-            transport.destroy_group(group)
 
 
 def _ours(
@@ -185,23 +171,24 @@ def _peer(name: str, run: Run) -> Contender:
     return Contender(name, lambda nbytes: Call(run), peer=True)
 
 
-def _gloo(sweep: Sweep, gloo: native.Native | None) -> Run:
-    if gloo is None:
-        return _nothing
-    if sweep.collective in native.ROOTED:
-        rooted = native.ROOTED[sweep.collective]
-        return lambda tensor: rooted(gloo, tensor, sweep.root)
-    flat = native.WITHOUT_ROOT[sweep.collective]
-    return lambda tensor: flat(gloo, tensor)
+@contextmanager
+def _gloo(communicator: Communicator, sweep: Sweep) -> Iterator[Run]:
+    """Make a Gloo group of the same ranks, if it is asked for; one rank alone needs no messages."""
+    if "gloo" not in sweep.against or communicator.world_size == 1:
+        yield _nothing
+        return
+    ranks = communicator.all_gather_object(dist.get_rank())
+    group = transport.part_of_the_job(ranks, {"cpu": "gloo"}, communicator.timeout_s)
+    gloo, detector = native.Native(group), communicator.detector
+    root = (sweep.root,) if sweep.collective in native.ROOTED else ()
+    run = getattr(gloo, sweep.collective)
+    guest = detector and detector.guest("bench of gloo", group, gloo.interrupt)
+    try:
+        with guest or nullcontext():
+            yield lambda tensor: run(tensor, *root)
+    finally:
+        transport.destroy_group(group)
 
 
 def _nothing(tensor: torch.Tensor) -> None:
     """Do what a collective of one rank alone does."""
-
-
-def _gloo_group(communicator: Communicator) -> dist.ProcessGroup | None:
-    """Return a Gloo group of the same ranks; None for one rank alone, which needs no messages."""
-    if communicator.world_size == 1:
-        return None
-    ranks = communicator.all_gather_object(dist.get_rank())
-    return transport.part_of_the_job(ranks, {"cpu": "gloo"}, communicator.timeout_s)
