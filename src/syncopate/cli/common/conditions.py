@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import typer
 
@@ -28,47 +28,23 @@ if TYPE_CHECKING:
 Key = TypeVar("Key", int, str)
 
 
-class Varied(NamedTuple):
-    """How ranks differ.
+def variation_of(*, like: Path | None, **told: Any) -> Variation:
+    """Return how ranks differ, for a simulation.
 
-    Attributes:
-        slow_ranks: rank -> factor.
-        slow_hosts: host -> factor.
-        jitter: of each rank's iterations, as a share.
+    Args:
         like: the timeline, or directory of a run, that factors are drawn from; None: none.
-        seed: of what is drawn.
+        told: what else :class:`~syncopate.simulation.Variation` is told.
+
+    Raises:
+        InvalidValueError: a value that is none.
+        ArtifactError: a file that holds no timeline.
     """
+    from syncopate.analysis.ranks.variation import Spread, spread
+    from syncopate.cli.common.timelines import read_recorded
+    from syncopate.simulation import Variation
 
-    slow_ranks: Mapping[int, float]
-    slow_hosts: Mapping[str, float]
-    jitter: float
-    like: Path | None
-    seed: int
-
-    def variation(self) -> Variation:
-        """Return it for a simulation.
-
-        Raises:
-            InvalidValueError: a value that is none.
-            ArtifactError: a file that holds no timeline.
-        """
-        from syncopate.analysis.ranks.variation import Spread, spread
-        from syncopate.cli.common.timelines import read_recorded
-        from syncopate.simulation import Variation
-
-        found = (
-            Spread((), ())
-            if self.like is None
-            else spread(read_recorded(self.like).of_ranks().timeline)
-        )
-        return Variation(
-            slow_ranks=self.slow_ranks,
-            slow_hosts=self.slow_hosts,
-            jitter=self.jitter,
-            rank_factors=found.ranks,
-            step_factors=found.steps,
-            seed=self.seed,
-        )
+    found = Spread((), ()) if like is None else spread(read_recorded(like).of_ranks().timeline)
+    return Variation(rank_factors=found.ranks, step_factors=found.steps, **told)
 
 
 def varied(
@@ -101,10 +77,15 @@ def varied(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of what is drawn: equal seeds, equal times.")] = 0,
-) -> Varied:
-    """Return how the ranks differ that the options describe."""
-    ranks = factors("--slow-rank", slow_rank, int)
-    return Varied(ranks, factors("--slow-host", slow_host, str), jitter, like, seed)
+) -> dict[str, Any]:
+    """Return the arguments of :func:`variation_of` that the options describe."""
+    return {
+        "slow_ranks": factors("--slow-rank", slow_rank, int),
+        "slow_hosts": factors("--slow-host", slow_host, str),
+        "jitter": jitter,
+        "like": like,
+        "seed": seed,
+    }
 
 
 class Network(NamedTuple):
@@ -171,40 +152,6 @@ def network(
     return Network(shares, tuple(items(aggregate)), rate)
 
 
-class Fails(NamedTuple):
-    """How hosts fail, and what is done about it, in seconds.
-
-    Attributes:
-        host_mtbf_s: between two failures of one host; None: nothing fails.
-        checkpoint_s: for how long a checkpoint holds training up.
-        interval_s: between two checkpoints; None: the best.
-        restart_s: from a failure until training goes on.
-    """
-
-    host_mtbf_s: float | None
-    checkpoint_s: float
-    interval_s: float | None
-    restart_s: float
-
-    def of(self, cluster: Cluster) -> Failures | None:
-        """Return how a cluster fails; None: nothing does.
-
-        Raises:
-            InvalidValueError: a time that is none, or no training would get on.
-        """
-        from syncopate.simulation import Failures
-
-        if self.host_mtbf_s is None:
-            return None
-        return Failures(
-            host_mtbf_s=self.host_mtbf_s,
-            hosts=cluster.host_count,
-            checkpoint_s=self.checkpoint_s,
-            restart_s=self.restart_s,
-            interval_s=self.interval_s,
-        )
-
-
 def fails(
     *,
     mtbf: Annotated[
@@ -224,17 +171,22 @@ def fails(
     restart: Annotated[
         str, typer.Option(help="From a failure until training goes on; with --mtbf.")
     ] = "5min",
-) -> Fails:
-    """Return how hosts fail, as the options describe it."""
+) -> dict[str, float | None]:
+    """Return the arguments of :class:`~syncopate.simulation.Failures` but hosts; none: no failures.
+
+    Raises:
+        InvalidValueError: a time that is none, or checkpoints without failures.
+    """
     if mtbf is None and checkpoint_every is not None:
         rule = "left out without --mtbf: nothing fails"
         raise InvalidValueError("--checkpoint-every", checkpoint_every, rule)
-    return Fails(
-        host_mtbf_s=None if mtbf is None else parse_seconds(mtbf),
-        checkpoint_s=parse_seconds(checkpoint_cost),
-        interval_s=None if checkpoint_every is None else parse_seconds(checkpoint_every),
-        restart_s=parse_seconds(restart),
-    )
+    told = {
+        "host_mtbf_s": None if mtbf is None else parse_seconds(mtbf),
+        "checkpoint_s": parse_seconds(checkpoint_cost),
+        "interval_s": None if checkpoint_every is None else parse_seconds(checkpoint_every),
+        "restart_s": parse_seconds(restart),
+    }
+    return {} if mtbf is None else told
 
 
 def goodput_report(failures: Failures, iteration_s: float, seed: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -33,8 +33,8 @@ def simulate(
     *,
     cluster: Cluster,
     network: conditions.Network,
-    varied: conditions.Varied,
-    fails: conditions.Fails,
+    varied: dict[str, Any],
+    fails: dict[str, Any],
     work: Workload,
     plan: Annotated[Path, typer.Option("--plan", "-p", help="Plan file, from `syncopate plan`.")],
     iterations: Annotated[
@@ -70,20 +70,21 @@ def simulate(
     """
     from syncopate.analysis.phases import last_iteration_s
     from syncopate.reports.phases import phases_report
+    from syncopate.simulation import Failures
     from syncopate.simulation import simulate as play
 
     require_outputs(False, ("--output", output))
     given = Plan.load(plan)
     say_unlike(work, cluster)
-    failures, variation = fails.of(cluster), varied.variation()
+    failures = Failures(hosts=cluster.host_count, **fails) if fails else None
+    variation = conditions.variation_of(**varied)
     there, costs = network.of(cluster, given)
     _say_stood_in(given, there, costs)
     played = play(work, given, there, costs=costs, iterations=iterations, variation=variation)
     played.save(output)
     told = out(beside=output)
     told.print(phases_report(played))
-    expected = _expected(work, given, cluster, network)
-    told.print(expected + _unlike(variation), soft_wrap=True, highlight=False)
+    told.print(_expected(work, given, network, cluster, variation), soft_wrap=True, highlight=False)
     if failures is not None:
         report = conditions.goodput_report(failures, last_iteration_s(played), variation.seed)
         told.print(report, soft_wrap=True, highlight=False)
@@ -91,24 +92,24 @@ def simulate(
 
 
 def _say_stood_in(plan: Plan, cluster: Cluster, costs: Costs | None) -> None:
-    """Note which algorithms of a plan have the price of another one."""
     from syncopate.simulation.timeline import stood_in
 
     for text in stood_in(plan, cluster) if costs is None else ():
         note(text)
 
 
-def _expected(workload: Workload, plan: Plan, cluster: Cluster, network: conditions.Network) -> str:
+def _expected(
+    workload: Workload,
+    plan: Plan,
+    network: conditions.Network,
+    cluster: Cluster,
+    variation: Variation,
+) -> str:
     """Return what is predicted of ranks that are alike, with its interval."""
     from syncopate.planning.margins import predict_surely
     from syncopate.reports.terminal import interval_text
-
-    found = predict_surely(workload, plan, cluster, lambda one: network.of(one, plan))
-    return f"predicted iteration {format_seconds(found.iteration_s)}{interval_text(found)}"
-
-
-def _unlike(variation: Variation) -> str:
-    """Say that ranks differ, where they do."""
     from syncopate.simulation import Variation
 
-    return "" if variation == Variation() else ", if ranks were alike"
+    found = predict_surely(workload, plan, cluster, lambda one: network.of(one, plan))
+    unlike = "" if variation == Variation() else ", if ranks were alike"
+    return f"predicted iteration {format_seconds(found.iteration_s)}{interval_text(found)}{unlike}"
