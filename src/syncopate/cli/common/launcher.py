@@ -17,12 +17,12 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from syncopate.errors import CalibrationError, CollectiveError, how_to_install
-from syncopate.ranks import require_sound
 
 LAUNCHER = "SYNCOPATE_LAUNCHER"
 """Environment variable: whose variables were translated, such as ``Open MPI``."""
 
-_LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+"""The interface on which ranks of one host meet."""
 
 
 class _Names(NamedTuple):
@@ -84,20 +84,7 @@ def _adopt_local(environment: MutableMapping[str, str], names: _Names) -> None:
     # As torchrun does: ranks share the cores, and with torch's default each would use them all.
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // size)))
     if str(size) == environment["WORLD_SIZE"]:
-        environment.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK)
-
-
-def require_sound_ranks(folder: str | None) -> None:
-    """Refuse at once what the launcher's variables say that no job can be.
-
-    Args:
-        folder: in which ranks meet that were started here; None: the variables say where.
-
-    Raises:
-        CollectiveError: names the variable, its value and what it must be.
-    """
-    by_mpi = LAUNCHER in os.environ and "MASTER_ADDR" not in os.environ
-    require_sound(os.environ, meet=folder is None and not by_mpi)
+        environment.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
 
 
 def meeting_store(timeout_s: float) -> Any:

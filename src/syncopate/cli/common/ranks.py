@@ -32,7 +32,7 @@ from syncopate.errors import (
     one_line,
 )
 from syncopate.output import write_output
-from syncopate.ranks import MOST_LOCAL
+from syncopate.ranks import MOST_LOCAL, require_sound
 
 if TYPE_CHECKING:
     from syncopate.collectives.communicator import Communicator
@@ -67,12 +67,6 @@ _Ports = Annotated[
 ]
 
 
-def local_option(*, local: _Local = None, given: _Ports = None) -> int | None:
-    """Return how many ranks to start here, and take note of the ports that they may take."""
-    take_ports(given)
-    return local
-
-
 class Where(NamedTuple):
     """Which ranks to start, and where their buffers live.
 
@@ -93,7 +87,7 @@ def where_option(
         str, typer.Option(help="cpu: host memory and Gloo; cuda: one GPU for each rank and NCCL.")
     ] = "cpu",
 ) -> Where:
-    """Return where to measure; see :func:`local_option`.
+    """Return where to measure, and take note of the ports that ranks may take.
 
     Raises:
         UnknownNameError: no such device.
@@ -103,7 +97,8 @@ def where_option(
         raise UnknownNameError("device", device, DEVICES)
     if device == "cuda":
         _require_gpus(local)
-    return Where(local_option(local=local, given=given), device)
+    take_ports(given)
+    return Where(local, device)
 
 
 def _require_gpus(local: int | None) -> None:
@@ -209,13 +204,10 @@ def start_local(world_size: int, arguments: Sequence[str]) -> int:
 
 
 @contextmanager
-def joined(
-    *, channels: int = 1, timeout_s: float = 300.0, device: str = "cpu"
-) -> Iterator[Communicator]:
+def joined(*, timeout_s: float = 300.0, device: str = "cpu") -> Iterator[Communicator]:
     """Join this process's ranks; leave them when the block ends, however it ends.
 
     Args:
-        channels: concurrent collectives of the communicator.
         timeout_s: how long the ranks wait for each other before they give up.
         device: one of :data:`DEVICES`.
 
@@ -223,10 +215,12 @@ def joined(
         A communicator over all ranks.
 
     Raises:
-        CollectiveError: the ranks did not find each other.
+        CollectiveError: the ranks did not find each other, or the launcher's variables say what no
+            job can be.
     """
     folder = os.environ.get(RENDEZVOUS)
-    launcher.require_sound_ranks(folder)
+    by_mpi = launcher.LAUNCHER in os.environ and "MASTER_ADDR" not in os.environ
+    require_sound(os.environ, meet=folder is None and not by_mpi)
     import torch.distributed as dist
 
     from syncopate.collectives.communicator import Communicator
@@ -246,7 +240,7 @@ def joined(
         reason = f"the ranks did not find each other within {timeout_s:.0f} s: {error}"
         raise CollectiveError("rendezvous", reason) from error
     try:
-        communicator = Communicator(channels=channels, timeout_s=timeout_s)
+        communicator = Communicator(timeout_s=timeout_s)
         try:
             yield communicator
         finally:
@@ -289,7 +283,7 @@ def _start(
         # Ranks share the cores: with torch's default each would start a thread per core.
         "OMP_NUM_THREADS": str(threads),
         # Gloo would otherwise look the host name up, which on many laptops leads nowhere.
-        "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
+        "GLOO_SOCKET_IFNAME": launcher.LOOPBACK,
         **os.environ,
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
