@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -105,12 +105,22 @@ def _recorded(path: Path) -> Trained:
     )
 
 
+class Base(NamedTuple):
+    """What options say of today's cluster.
+
+    Attributes:
+        path: a cluster file.
+        network: one of ``NETWORKS``.
+        racks: where the hosts of a network stand.
+    """
+
+    path: Path | None = None
+    network: str | None = None
+    racks: Racks | None = None
+
+
 def base_cluster(
-    found: Trained,
-    path: Path | None,
-    network: str | None,
-    vary: Mapping[str, Any],
-    racks: Racks | None = None,
+    found: Trained, base: Base, vary: Mapping[str, Any]
 ) -> tuple[Cluster, tuple[str, ...]]:
     """Return today's cluster, and what is assumed of it.
 
@@ -119,16 +129,15 @@ def base_cluster(
 
     Args:
         found: the training.
-        path: a cluster file.
-        network: one of ``NETWORKS``.
+        base: what options say of it.
         vary: what is varied; the most nodes and the first rate count where nothing else says them.
-        racks: where the hosts of a network stand.
 
     Raises:
         InvalidValueError: a file and a network, racks without a network, or nothing to go by.
         ArtifactError: the file is no cluster.
         UnknownNameError: no such network.
     """
+    path, network, racks = base
     if racks is not None and network is None:
         raise InvalidValueError("--racks", racks.hosts, "given with --network")
     if path is not None:

@@ -20,9 +20,9 @@ from syncopate.cli.common.console import (
     save_and_show,
 )
 from syncopate.cli.common.ending import code_of, ended_once
-from syncopate.cli.common.machines import Racks, RacksOption, UplinkOption, racks_of
+from syncopate.cli.common.machines import RacksOption, UplinkOption, racks_of
 from syncopate.cli.common.options import grouped, items
-from syncopate.cli.common.sources import Trained, base_cluster, trained
+from syncopate.cli.common.sources import Base, Trained, base_cluster, trained
 from syncopate.errors import InvalidValueError
 from syncopate.output import write_output
 from syncopate.recipe import WIRE_DTYPES
@@ -32,15 +32,6 @@ if TYPE_CHECKING:
     from syncopate.planning.whatif.study import Study
 
 _Value = TypeVar("_Value")
-
-
-@dataclass(frozen=True)
-class _Base:
-    """The options that say today's cluster."""
-
-    cluster: Path | None
-    network: str | None
-    racks: Racks | None
 
 
 def _base(
@@ -55,8 +46,8 @@ def _base(
     ] = None,
     racks: RacksOption = None,
     uplink: UplinkOption = None,
-) -> _Base:
-    return _Base(cluster, network, racks_of(racks, uplink))
+) -> Base:
+    return Base(cluster, network, racks_of(racks, uplink))
 
 
 def _machines(
@@ -109,11 +100,7 @@ def _machines(
 
 
 def _once(option: str, given: Iterable[tuple[str, _Value]]) -> dict[str, _Value]:
-    """Return what an option says of each name.
-
-    Raises:
-        InvalidValueError: it has a name twice.
-    """
+    """Return what an option says of each name, none of them twice."""
     found: dict[str, _Value] = {}
     for name, value in given:
         if name in found:
@@ -221,7 +208,7 @@ def _share(text: str) -> tuple[str, float]:
 @grouped(base=_base, machines=_machines, how=How, asked=_asked)
 def whatif(
     *,
-    base: _Base,
+    base: Base,
     machines: dict[str, Any],
     how: How,
     asked: _Asked,
@@ -279,10 +266,10 @@ def whatif(
         raise typer.Exit(code)
 
 
-def _study(found: Trained, base: _Base, vary: dict[str, Any], asked: _Asked) -> Study:
+def _study(found: Trained, base: Base, vary: dict[str, Any], asked: _Asked) -> Study:
     from syncopate.planning.whatif.study import Study, Terms
 
-    cluster, remarks = base_cluster(found, base.cluster, base.network, vary, base.racks)
+    cluster, remarks = base_cluster(found, base, vary)
     terms = Terms(
         today=asked.today or found.today,
         keep=asked.keep,
@@ -308,11 +295,7 @@ def _beside(found: Trained, study: Study) -> tuple[str, ...]:
 
 
 def _run(study: Study) -> int:
-    """Work on a study; return the exit code: not 0 where it was interrupted with a point done.
-
-    Raises:
-        KeyboardInterrupt: there is no point yet.
-    """
+    """Work on a study; return the exit code: not 0 where it was interrupted with a point done."""
     try:
         with progress_bar("what if") as progress:
             study.run(progress)

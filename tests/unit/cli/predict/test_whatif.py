@@ -143,7 +143,7 @@ def test_what_lies_beside_a_run_is_taken(tmp_path, monkeypatch):
     found = sources.trained(tmp_path)
     assert found.workload == examples.workload()
     assert (found.ranks, found.today) == (4, "ddp")
-    assert sources.base_cluster(found, None, None, {}) == (examples.cluster(), ())
+    assert sources.base_cluster(found, sources.Base(), {}) == (examples.cluster(), ())
 
 
 def test_ctrl_c_keeps_what_was_done(run, monkeypatch):
