@@ -9,7 +9,7 @@ import typer
 
 import syncopate
 from syncopate.cli.common.console import note, progress_bar, require_outputs, say_written
-from syncopate.cli.common.machines import Sources, sources
+from syncopate.cli.common.machines import Sources
 from syncopate.cli.common.options import grouped
 from syncopate.cli.common.timelines import read_recorded, table_options
 from syncopate.errors import InvalidValueError, UnknownNameError
@@ -97,7 +97,7 @@ _Output = Annotated[
 ]
 
 
-@grouped(given=sources, table=table_options, beside=Beside, tuner=Tuner)
+@grouped(given=Sources, table=table_options, beside=Beside, tuner=Tuner)
 def convert(
     *,
     given: Sources,
@@ -145,7 +145,7 @@ def convert(
 
       mpirun --mca coll_tuned_use_dynamic_rules 1 --mca coll_tuned_dynamic_rules_filename rules.json
     """
-    logs = given.files if _are_logs(given, beside, to) else ()
+    logs = _are_logs(given, beside, to)
     to = to or (CLUSTER if logs else TIMELINE)
     if to not in (CLUSTER, *RULES, *TIMELINES):
         raise UnknownNameError("format", to, (*TIMELINES, CLUSTER, *RULES))
@@ -168,11 +168,7 @@ def _require_output(to: str, output: Path) -> None:
 
 
 def _are_logs(given: Sources, beside: Beside, to: str | None) -> bool:
-    """Say whether the files are logs of other tools: as options say, or else as one begins.
-
-    Raises:
-        InvalidValueError: options for logs, and no file.
-    """
+    """Say whether the files are logs of other tools: as options say, or else as one begins."""
     meant = [name for name, value in zip(Beside._fields, beside, strict=True) if value is not None]
     if not given.files:
         if meant:
@@ -189,7 +185,7 @@ def _are_logs(given: Sources, beside: Beside, to: str | None) -> bool:
 def _from_logs(given: Sources, beside: Beside) -> Cluster:
     """Return what logs tell, and remark what they do not."""
     cluster = syncopate.read_logs(
-        given.files,
+        given.files or (),
         nodes=given.nodes,
         ranks_per_host=beside.ranks_per_host,
         latency_s=None if beside.latency is None else parse_seconds(beside.latency),
@@ -204,7 +200,7 @@ def _from_logs(given: Sources, beside: Beside) -> Cluster:
     return cluster
 
 
-def _served(given: tuple[Path, ...]) -> dict[str, bytes]:
+def _served(given: list[Path]) -> dict[str, bytes]:
     """Return the files of a parameter server's nodes, by their names below the output."""
     from syncopate.runs.reading import read_nodes
     from syncopate.tracing.served.to_dlc import dlc_files
@@ -218,7 +214,7 @@ def _served(given: tuple[Path, ...]) -> dict[str, bytes]:
     return files
 
 
-def _recorded(given: tuple[Path, ...], to: str, table: Table) -> dict[str, bytes]:
+def _recorded(given: list[Path], to: str, table: Table) -> dict[str, bytes]:
     """Return the files of a training, by their names below the output; an empty one is itself."""
     if to == DLC:
         return _served(given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -14,7 +15,7 @@ from syncopate.artifacts.workload import TIMES, Workload
 from syncopate.cli.common.console import note, warn
 from syncopate.cli.common.options import items
 from syncopate.errors import ArtifactError, InvalidValueError, UnknownNameError
-from syncopate.units import parse_rate
+from syncopate.units import format_count, parse_rate
 
 _Network = Annotated[
     str | None,
@@ -59,17 +60,16 @@ def machines(
 
 
 class Sources(NamedTuple):
-    """The files given to a command that takes several kinds of them.
+    """The options of a command that takes several kinds of files, or a typical network."""
 
-    Attributes:
-        files: in order; empty where a network was named.
-        network: a typical network; None: not named.
-        nodes: number of its hosts; None: not named.
-    """
-
-    files: tuple[Path, ...]
-    network: str | None
-    nodes: int | None
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[FILE]...", help="A cluster, a timeline, or one file of each rank."
+        ),
+    ] = None
+    network: _Network = None
+    nodes: _Nodes = None
 
     def cluster(self) -> Cluster:
         """Return the one cluster that was named.
@@ -78,12 +78,12 @@ class Sources(NamedTuple):
             InvalidValueError: several files, or a file and a network.
             ArtifactError: the file is no cluster.
         """
-        if len(self.files) > 1:
-            raise InvalidValueError("FILE", str(self.files[1]), "left out after a cluster")
-        path = self.files[0] if self.files else None
-        return _load_cluster("CLUSTER", path, Named(self.network, self.nodes))
+        files: Sequence[Path | None] = self.files or (None,)
+        if len(files) > 1:
+            raise InvalidValueError("FILE", str(files[1]), "left out after a cluster")
+        return _load_cluster("CLUSTER", files[0], Named(self.network, self.nodes))
 
-    def recorded(self) -> tuple[Path, ...]:
+    def recorded(self) -> list[Path]:
         """Return the files of a recorded training.
 
         Raises:
@@ -95,21 +95,6 @@ class Sources(NamedTuple):
         if not self.files:
             raise InvalidValueError("FILE", None, "given: a timeline, or one file of each rank")
         return self.files
-
-
-def sources(
-    *,
-    files: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            metavar="[FILE]...", help="A cluster, a timeline, or one file of each rank."
-        ),
-    ] = None,
-    network: _Network = None,
-    nodes: _Nodes = None,
-) -> Sources:
-    """Return the files or the network that the options name."""
-    return Sources(tuple(files or ()), network, nodes)
 
 
 def machines_option(
@@ -174,23 +159,16 @@ class Named(NamedTuple):
             raise InvalidValueError("--nodes", self.nodes, rule)
         else:
             found = typical(self.network, self.nodes)
-        return found if self.gpus is None else with_gpus(found, self.gpus)
+        if self.gpus is None:
+            return found
+        if self.gpus < 1:
+            raise InvalidValueError("--gpus-per-node", self.gpus, "an integer >= 1")
+        from msgspec.structs import replace
 
+        from syncopate.planning.whatif.machines import cluster_of, on_device, setting_of
 
-def with_gpus(cluster: Cluster, gpus: int) -> Cluster:
-    """Return a typical network's cluster with so many GPUs in each host.
-
-    Raises:
-        InvalidValueError: less than one, or too many ranks.
-    """
-    from msgspec.structs import replace
-
-    from syncopate.planning.whatif.machines import cluster_of, on_device, setting_of
-
-    if gpus < 1:
-        raise InvalidValueError("--gpus-per-node", gpus, "an integer >= 1")
-    on_gpus = on_device(cluster, "gpu")
-    return cluster_of(on_gpus, replace(setting_of(on_gpus), gpus_per_node=gpus))
+        on_gpus = on_device(found, "gpu")
+        return cluster_of(on_gpus, replace(setting_of(on_gpus), gpus_per_node=self.gpus))
 
 
 def racks_of(racks: str | None, uplink: str | None) -> Racks | None:
@@ -251,26 +229,15 @@ def say_unlike(workload: Workload, cluster: Cluster) -> None:
     ranks = cluster.ranks_per_host
     if int(profiled) < ranks:
         warn(
-            f"{workload.model} was profiled on {profiled} rank"
-            f"{'s' * (profiled != '1')} of a host, and {cluster.name} has {ranks} on each; they "
-            "share its processors, so computation will take longer than predicted here. Profile as "
-            f"many at once: syncopate profile ... --local {ranks}, or under torchrun"
+            f"{workload.model} was profiled on {format_count(int(profiled), 'rank')} of a host, "
+            f"and {cluster.name} has {ranks} on each; they share its processors, so computation "
+            "will take longer than predicted here. Profile as many at once: syncopate profile ... "
+            f"--local {ranks}, or under torchrun"
         )
 
 
 def _load_cluster(what: str, path: Path | None, named: Named) -> Cluster:
-    """Return the cluster of a file, or of a typical network.
-
-    Args:
-        what: how the command calls the file.
-        path: the file.
-        named: what the options say of a network.
-
-    Raises:
-        InvalidValueError: both or neither, or no number of hosts.
-        ArtifactError: the file is no cluster.
-        UnknownNameError: no such network.
-    """
+    """Return the cluster of a file, which the command calls ``what``, or of a typical network."""
     if path is not None:
         if any(value is not None for value in named):
             raise InvalidValueError(
