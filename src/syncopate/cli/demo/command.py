@@ -50,7 +50,10 @@ def demo(
     if (output.exists() and not output.is_dir()) or is_standard_output(output):
         raise InvalidValueError("--output", str(output), "a folder, new or not, for several files")
     if not ranks.started():
-        _require_digits()
+        if find_spec("sklearn") is None:  # refused before anything is measured
+            from syncopate.zoo import digits
+
+            digits()
         out().print(
             Text.assemble(
                 ("Syncopate", "bold"),
@@ -70,15 +73,3 @@ def demo(
         result = tell(communicator, settings)
     if json and is_leader():
         say_json(result.to_json())
-
-
-def _require_digits() -> None:
-    """Refuse before anything is measured where the data set is not installed.
-
-    Raises:
-        SyncopateError: says how to install it.
-    """
-    if find_spec("sklearn") is None:
-        from syncopate.zoo import digits
-
-        digits()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from syncopate.collectives import Communicator
+from syncopate.output import Progress, say
 
 
 class Contends(Protocol):
@@ -65,7 +66,7 @@ def measure(
     rounds: int,
     iterations: int,
     warmup: int = 2,
-    progress: Callable[[str, float], None] | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, list[float]]:
     """Measure iteration times of every contender, interleaved.
 
@@ -86,8 +87,7 @@ def measure(
     turns = rounds * len(contenders)
     for turn in range(turns):
         contender = contenders[turn % len(contenders)]
-        if progress is not None:
-            progress(contender.name, turn / turns)
+        say(progress, contender.name, turn / turns)
         seconds = contender.turn(communicator, warmup=warmup, iterations=iterations)
         times[contender.name].append(seconds)
     everyone: list[dict[str, list[float]]] = communicator.all_gather_object(times)

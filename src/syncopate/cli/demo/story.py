@@ -6,6 +6,7 @@ import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rich.console import RenderableType
@@ -90,7 +91,11 @@ def tell(communicator: Communicator, settings: Settings) -> DemoResult:
     ours = trainer(with_plan(plans[BEST]))
     first = first_alike(plans)
     contenders = [
-        *(_under(plan, name, ours) for name, plan in plans.items() if first[name] == name),
+        *(
+            Contender(name, partial(ours.install, plan), ours.step)
+            for name, plan in plans.items()
+            if first[name] == name
+        ),
         Contender(BASELINE, lambda: None, trainer(with_ddp).step),
     ]
     policies, pace = _compared(
@@ -182,10 +187,6 @@ def _trainers(communicator: Communicator, settings: Settings) -> Callable[[Wrap]
     return lambda wrap: Trainer(copy.deepcopy(model), data, communicator, settings.batch, wrap)
 
 
-def _under(plan: Plan, name: str, ours: Trainer) -> Contender:
-    return Contender(name, lambda: ours.install(plan), ours.step)
-
-
 def _compared(
     communicator: Communicator,
     settings: Settings,
@@ -234,23 +235,19 @@ def _policy_result(
         name=name,
         buckets=len(plan.buckets) if plan else 0,
         algorithms=algorithms_of(plan) if plan else (),
-        predicted_s=_predicted_s(plan),
-        paced_s=_predicted_s(paced),
+        predicted_s=plan.expected_s if plan else None,
+        paced_s=paced.expected_s if paced else None,
         samples_s=tuple(samples_s),
     )
 
 
-def _predicted_s(plan: Plan | None) -> float | None:
-    return plan.prediction.iteration_s if plan and plan.prediction else None
-
-
-def _recorded(ours: Trainer, plan: Plan, iterations: int = 3) -> Timeline:
+def _recorded(ours: Trainer, plan: Plan) -> Timeline:
     """Record a few iterations under ``plan``, after one to settle."""
     ours.install(plan)
     ours.step()
     engine = ours.engine
     engine.record(True)
-    for _ in range(iterations):
+    for _ in range(3):
         ours.step()
     engine.record(False)
     return engine.timeline()
@@ -285,13 +282,12 @@ def _scaled(workload: Workload, policies: Sequence[str]) -> tuple[ScalePredictio
     for nodes in NODES:
         cluster = Cluster.preset(NETWORK, nodes)
         plans = {plan.policy: plan for plan in compare(workload, cluster, policies=policies)}
-        expected = {name: plan.prediction for name, plan in plans.items()}
-        best = expected[BEST]
+        best = plans[BEST].prediction
         assert best is not None
         scale = ScalePrediction(
             cluster=cluster.name,
             nodes=nodes,
-            iteration_s={n: e.iteration_s for n, e in expected.items() if e is not None},
+            iteration_s={name: plan.expected_s for name, plan in plans.items()},
             compute_s=best.compute_s,
             bound_s=best.bound_s,
         )

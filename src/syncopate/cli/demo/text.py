@@ -87,9 +87,7 @@ def planned(plans: Mapping[str, Plan]) -> Text:
     best = plans[BEST]
     assert best.prediction is not None
     others = ", ".join(
-        f"{name} {format_seconds(plan.prediction.iteration_s)}"
-        for name, plan in plans.items()
-        if plan.prediction is not None and name != BEST
+        f"{name} {format_seconds(plan.expected_s)}" for name, plan in plans.items() if name != BEST
     )
     tensors = sum(len(bucket.tensors) for bucket in best.buckets)
     expected = best.prediction

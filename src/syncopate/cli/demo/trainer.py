@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from itertools import count
+from itertools import chain, count
 
 import torch
 from torch import Tensor, nn
@@ -69,7 +69,7 @@ class Trainer:
         self.initial = copy.deepcopy(model.state_dict())
         self.bare = model
         self.model, self.optimizer = wrap(model, optimizer_of(model))
-        self._endless = self._batches()
+        self._endless = chain.from_iterable(map(self._epoch_batches, count()))
 
     def install(self, plan: Plan) -> None:
         """Train under another plan from the next iteration on; only for a trainer with a plan."""
@@ -111,7 +111,3 @@ class Trainer:
         return self.data.batches(
             self.batch, epoch=number, rank=self.rank, world_size=self.world_size
         )
-
-    def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for number in count():
-            yield from self._epoch_batches(number)
