@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any
 
 import typer
 
-from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import Plan
 from syncopate.artifacts.workload import Workload
 from syncopate.cli.common.console import progress_bar, require_outputs, say_written
@@ -18,23 +17,7 @@ from syncopate.errors import InvalidValueError
 from syncopate.runs.defaults import LAST
 
 
-class Known(NamedTuple):
-    """The files beside a run: workload, cluster and plan.
-
-    Attributes:
-        workload: what it trained.
-        cluster: what it ran on.
-        plan: by which it ran.
-        files: of workload and cluster, where both were given.
-    """
-
-    workload: Workload | None
-    cluster: Cluster | None
-    plan: Plan | None
-    files: tuple[str, str] | None
-
-
-def known(
+def _beside(
     *,
     workload: Annotated[
         Path | None,
@@ -47,23 +30,23 @@ def known(
     plan: Annotated[
         Path | None, typer.Option("--plan", "-p", help="Its plan: predicted against recorded.")
     ] = None,
-) -> Known:
-    """Return what the options name; read before a run is, which may take long."""
+) -> dict[str, Any]:
+    """Return what lies beside a run, for the page; read before a run is, which may take long."""
     if workload is not None and cluster is None:
         rule = "given together with --cluster, or left out"
         raise InvalidValueError("--workload", str(workload), rule)
-    return Known(
-        workload=None if workload is None else Workload.load(workload),
-        cluster=None if cluster is None else load_cluster(cluster),
-        plan=None if plan is None else Plan.load(plan),
-        files=None if workload is None else (str(workload), str(cluster)),
-    )
+    return {
+        "workload": None if workload is None else Workload.load(workload),
+        "cluster": None if cluster is None else load_cluster(cluster),
+        "plan": None if plan is None else Plan.load(plan),
+        "files": None if workload is None else (str(workload), str(cluster)),
+    }
 
 
-@grouped(beside=known)
+@grouped(beside=_beside)
 def report(
     *,
-    beside: Known,
+    beside: dict[str, Any],
     files: Annotated[
         list[Path],
         typer.Argument(
@@ -105,14 +88,6 @@ def report(
     before = [read_recorded(path, last=last, of_timelines=True) for path in against or ()]
     with progress_bar("report") as advance:
         advance("playing iterations again", 0.0)
-        page = syncopate.report(
-            read,
-            workload=beside.workload,
-            cluster=beside.cluster,
-            plan=beside.plan,
-            against=before,
-            files=beside.files,
-            last=last,
-        )
+        page = syncopate.report(read, against=before, last=last, **beside)
     page.save(output)
     say_written(output)

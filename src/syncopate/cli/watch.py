@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -79,7 +80,6 @@ def watch(
 
 
 def _once(run: Path, last: int, json: bool) -> None:
-    """Look once."""
     import syncopate
     from syncopate.runs.watch import line_of
 
@@ -93,11 +93,7 @@ def _once(run: Path, last: int, json: bool) -> None:
 
 
 def _published(place: str) -> Callable[[Watched], None]:
-    """Return what makes a look the one that is published at a place.
-
-    Raises:
-        InvalidValueError, ArtifactError: no such place, or it is taken.
-    """
+    """Return what makes a look the one that is published at a place."""
     from syncopate.metrics.endpoint import endpoint
     from syncopate.metrics.place import place_of
     from syncopate.runs.watch import metrics_of
@@ -116,7 +112,6 @@ def _published(place: str) -> Callable[[Watched], None]:
 def _follow(
     one: Watch, interval_s: float, json: bool, publish: Callable[[Watched], None] | None
 ) -> None:
-    """Look until the user ends it."""
     from rich.live import Live
 
     from syncopate.runs.watch import line_of
@@ -126,25 +121,19 @@ def _follow(
         remark(f"waiting: {why}")
         while one.waits_for:
             time.sleep(min(interval_s, 1.0))
-    if json or not console.is_terminal:
+    moves = console.is_terminal and not json
+    live = Live(console=console, auto_refresh=False, transient=False) if moves else None
+    with live or nullcontext():
         while True:
-            found, took_s = _look(one, publish)
-            if json:
+            began_s = time.perf_counter()
+            found = one.look()
+            if publish is not None:
+                publish(found)
+            took_s = time.perf_counter() - began_s
+            if live is not None:
+                live.update(found.report(), refresh=True)
+            elif json:
                 say_json(line_of(found))
             else:
                 console.print(one_line(found.summary()[0]), soft_wrap=True, markup=False)
             time.sleep(max(interval_s, took_s / _SHARE))
-    with Live(console=console, auto_refresh=False, transient=False) as live:
-        while True:
-            found, took_s = _look(one, publish)
-            live.update(found.report(), refresh=True)
-            time.sleep(max(interval_s, took_s / _SHARE))
-
-
-def _look(one: Watch, publish: Callable[[Watched], None] | None) -> tuple[Watched, float]:
-    """Return what a run is like now, and how long it took to see; publish it where asked to."""
-    began_s = time.perf_counter()
-    found = one.look()
-    if publish is not None:
-        publish(found)
-    return found, time.perf_counter() - began_s
