@@ -22,7 +22,6 @@ from syncopate.artifacts.results.benchmark import (
 )
 from syncopate.cli.common import ranks
 from syncopate.cli.common.console import (
-    ProgressFunction,
     err,
     is_leader,
     note,
@@ -37,7 +36,7 @@ from syncopate.cli.common.ending import code_of, ended_once
 from syncopate.cli.common.machines import load_cluster
 from syncopate.cli.common.options import grouped, items
 from syncopate.errors import CalibrationError, InvalidValueError
-from syncopate.output import is_standard_output, write_output
+from syncopate.output import Progress, is_standard_output, write_output
 from syncopate.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -54,7 +53,6 @@ def _sizes(
     last: Annotated[str, typer.Option("--to", help="Largest size.")] = "64MiB",
     factor: Annotated[float, typer.Option(help="From one size to the next.")] = 4.0,
 ) -> tuple[int, ...]:
-    """Return the sizes in bytes that the options describe."""
     listed = tuple(parse_bytes(size) for size in items(sizes))
     return listed or geometric(parse_bytes(first), parse_bytes(last), factor)
 
@@ -77,7 +75,6 @@ def _what(
         typer.Option(help=f"Peers to take turns with and compare with: {', '.join(PEERS)}."),
     ] = None,
 ) -> dict[str, Any]:
-    """Return the arguments of a sweep that the options describe, without its sizes."""
     return {
         "collective": collective,
         "dtype": dtype,
@@ -96,7 +93,6 @@ def _effort(
     ] = BARRIER,
     check: Annotated[bool, typer.Option("--check/--no-check", help="Verify every result.")] = True,
 ) -> dict[str, Any]:
-    """Return the arguments of the effort that the options describe."""
     return {"iterations": iterations, "warmup": warmup, "mode": mode, "check": check}
 
 
@@ -116,7 +112,6 @@ def _results(
         bool, typer.Option("--json", help="Print the benchmark as JSON instead of tables.")
     ] = False,
 ) -> dict[str, Any]:
-    """Return where the results go, as the options describe it."""
     require_outputs(json, ("--output", output), ("--html", html))
     return {"output": output, "html": html, "full": full, "json": json}
 
@@ -180,7 +175,6 @@ def bench(
 
 
 def _require_peers(against: Sequence[str], device: str) -> None:
-    """Refuse peers that cannot be measured here."""
     from syncopate.benchmarking.sweep import MPI_NEEDED
 
     if device != "cpu" and against:
@@ -193,11 +187,7 @@ def _require_peers(against: Sequence[str], device: str) -> None:
 def _measure_or_keep(
     device: str, sweep: Sweep, effort: Effort, known: Cluster | None, results: dict[str, Any]
 ) -> Benchmark:
-    """Join the ranks and measure; the sizes that were measured when it is ended are kept.
-
-    Raises:
-        typer.Exit: it was ended.
-    """
+    """Join the ranks and measure; the sizes that were measured when it is ended are kept."""
     rows = _Rows(len(sweep.counts), results["output"])
     with ended_once():
         bar = progress_bar(f"measuring {sweep.collective}")
@@ -215,7 +205,7 @@ def _measure(
     sweep: Sweep,
     effort: Effort,
     known: Cluster | None,
-    progress: ProgressFunction,
+    progress: Progress,
     *,
     rows: _Rows,
 ) -> Benchmark:
@@ -233,12 +223,7 @@ def _measure(
 
 
 class _Rows:
-    """What rank 0 has measured so far, size by size.
-
-    Args:
-        count: how many sizes there are to be.
-        output: where to write what there is, unless that is standard output.
-    """
+    """What rank 0 has measured so far, size by size."""
 
     def __init__(self, count: int, output: Path) -> None:
         self._count = count
@@ -267,7 +252,6 @@ def _named(benchmark: Benchmark, told: dict[str, str]) -> Benchmark:
 
 
 def _show_ended(rows: _Rows, results: dict[str, Any]) -> None:
-    """Show and write the sizes that were measured before the benchmark was ended."""
     if rows.found is None:
         note("ended before the first size was measured: nothing was written")
         return

@@ -91,11 +91,7 @@ def calibrate(
 
 
 def _measure(device: str, told: dict[str, Any], kept: _Kept | None) -> Cluster:
-    """Calibrate; what was measured when it is ended is kept.
-
-    Raises:
-        typer.Exit: it was ended.
-    """
+    """Calibrate; what was measured when it is ended is kept."""
     from syncopate.calibration.partial import Taken, taken_into
 
     taken = Taken(None if kept is None else kept.partial)
@@ -118,16 +114,9 @@ def _measure(device: str, told: dict[str, Any], kept: _Kept | None) -> Cluster:
 class _Kept:
     """What is kept of a calibration that is ended: a file beside the output, of rank 0.
 
-    Args:
-        output: where the cluster goes.
-        asked: the arguments of the calibration.
-
     Attributes:
         path: the file; None where the output is no regular file.
         partial: what to go on from; None where there is nothing.
-
-    Raises:
-        ArtifactError: the file is damaged.
     """
 
     def __init__(self, output: Path, asked: dict[str, str]) -> None:
@@ -145,7 +134,6 @@ class _Kept:
             self.partial = None if names else found
 
     def say_found(self) -> None:
-        """Remark what is gone on from, or why nothing is."""
         if self.partial is not None:
             remark(f"going on from {self.path}")
         elif self._other:
@@ -167,7 +155,6 @@ class _Kept:
         )
 
     def remove(self) -> None:
-        """Remove the file: the calibration is complete."""
         if self.path is not None:
             self.path.unlink(missing_ok=True)
 

@@ -69,12 +69,7 @@ def explain(
 def _known(
     workload: Path | None, cluster: Path | None
 ) -> tuple[Workload, Cluster] | tuple[None, None]:
-    """Return workload and cluster; read before a run is, which may take long.
-
-    Raises:
-        InvalidValueError: one of them without the other.
-        ArtifactError: a file is something else, or damaged.
-    """
+    """Return workload and cluster; read before a run is, which may take long."""
     if workload is None and cluster is None:
         return None, None
     if workload is None or cluster is None:

@@ -16,7 +16,6 @@ import syncopate
 from syncopate.artifacts.workload import TIMES, Workload, kind_named
 from syncopate.cli.common import ranks
 from syncopate.cli.common.console import (
-    ProgressFunction,
     err,
     is_leader,
     out,
@@ -26,6 +25,7 @@ from syncopate.cli.common.console import (
 )
 from syncopate.cli.common.options import grouped
 from syncopate.errors import CalibrationError, InvalidValueError, SyncopateError
+from syncopate.output import Progress
 
 if TYPE_CHECKING:
     from syncopate.profiling.estimate import Estimated
@@ -190,9 +190,7 @@ def profile(
         _show(workload, output, json)
 
 
-def _profile(
-    builder: str, here: Here, optimizer: str | None, progress: ProgressFunction
-) -> Workload:
+def _profile(builder: str, here: Here, optimizer: str | None, progress: Progress) -> Workload:
     from syncopate.profiling.builder import load_task, story
 
     task = load_task(builder)

@@ -87,7 +87,6 @@ def _limits(
     ] = 60.0,
     max_payload: Annotated[str, typer.Option(help="Largest payload that is accepted.")] = "64MiB",
 ) -> Limits:
-    """Return the limits that the options describe."""
     payload_bytes = parse_bytes(max_payload)
     if payload_bytes < 1:
         raise InvalidValueError("--max-payload", max_payload, "at least 1 byte")

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 import msgspec
 import typer
+from rich import progress
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.segment import Segment
 from rich.text import Text
 
@@ -25,13 +25,10 @@ from syncopate.artifacts.artifact import Artifact
 from syncopate.cli.common.ending import ended_once
 from syncopate.cli.common.launcher import LAUNCHER
 from syncopate.errors import InvalidValueError, one_line, visible
-from syncopate.output import is_standard_output, newly_made, require_writable
+from syncopate.output import Progress, is_standard_output, newly_made, require_writable
 
 LINE_S = 10.0
 """How often long work says how far it is, off a terminal."""
-
-ProgressFunction = Callable[[str, float], None]
-"""Called with what is going on and the fraction done, in [0, 1]."""
 
 
 class SafeConsole(Console):
@@ -70,14 +67,7 @@ def out(beside: Path | None = None) -> Console:
         beside: the file that the command writes. Where that is standard output, results are printed
             on standard error, so that a program can read the file.
     """
-    console = SafeConsole(
-        stderr=is_standard_output(beside),
-        quiet=not is_leader(),
-        highlight=False,
-        emoji=False,
-        soft_wrap=False,
-        force_terminal=_terminal(),
-    )
+    console = _console(stderr=is_standard_output(beside))
     if not console.is_terminal:
         console.width = max(console.width, 160)
     return console
@@ -105,12 +95,18 @@ def show(found: Result, json: bool, beside: Path | None = None) -> None:
 
 def err() -> Console:
     """Return the console of progress and remarks: standard error, silent on every rank but 0."""
+    return _console(stderr=True)
+
+
+def _console(*, stderr: bool) -> Console:
+    # mpirun lends ranks terminals of their own.
+    terminal = False if LAUNCHER in os.environ else None
     return SafeConsole(
-        stderr=True,
+        stderr=stderr,
         quiet=not is_leader(),
         highlight=False,
         emoji=False,
-        force_terminal=_terminal(),
+        force_terminal=terminal,
     )
 
 
@@ -215,13 +211,8 @@ def _require_others(outputs: Sequence[tuple[str, Path | None]]) -> None:
         read[path.resolve()] = option
 
 
-def _terminal() -> bool | None:
-    """Say no under mpirun, which lends ranks terminals of its own; else ask the system."""
-    return False if LAUNCHER in os.environ else None
-
-
 @contextmanager
-def progress_bar(title: str) -> Iterator[ProgressFunction]:
+def progress_bar(title: str) -> Iterator[Progress]:
     """Show how far the block is on rank 0: a bar on a terminal, else a line every ten seconds.
 
     While it runs the first SIGINT or SIGTERM ends it, so that what was done is kept.
@@ -230,17 +221,13 @@ def progress_bar(title: str) -> Iterator[ProgressFunction]:
         A function ``(what, fraction done)`` that moves the bar.
     """
     console = err()
-    with ended_once():
-        if console.is_terminal:
-            with _bar(title, console) as advance:
-                yield advance
-        else:
-            with _lines(title, console) as advance:
-                yield advance
+    shown = _bar if console.is_terminal else _lines
+    with ended_once(), shown(title, console) as advance:
+        yield advance
 
 
 @contextmanager
-def _lines(title: str, console: Console) -> Iterator[ProgressFunction]:
+def _lines(title: str, console: Console) -> Iterator[Progress]:
     """Print a line every :data:`LINE_S`, by a thread: work may say nothing for long."""
     last, over = ["", 0.0], threading.Event()
 
@@ -263,13 +250,13 @@ def _lines(title: str, console: Console) -> Iterator[ProgressFunction]:
 
 
 @contextmanager
-def _bar(title: str, console: Console) -> Iterator[ProgressFunction]:
-    bar = Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[what]}", style="dim", markup=False),
+def _bar(title: str, console: Console) -> Iterator[Progress]:
+    bar = progress.Progress(
+        progress.TextColumn("{task.description}", markup=False),
+        progress.BarColumn(),
+        progress.TaskProgressColumn(),
+        progress.TimeElapsedColumn(),
+        progress.TextColumn("{task.fields[what]}", style="dim", markup=False),
         console=console,
         transient=True,
     )

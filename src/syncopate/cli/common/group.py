@@ -32,11 +32,7 @@ class Commands(TyperGroup):
 
 @contextmanager
 def _ended_well() -> Iterator[None]:
-    """Show what a terminal would obey in Typer's refusals; a closed pipe is no error.
-
-    Raises:
-        typer.Exit: standard output is a closed pipe.
-    """
+    """Show what a terminal would obey in Typer's refusals; a closed pipe is no error."""
     try:
         yield
     except BrokenPipeError:

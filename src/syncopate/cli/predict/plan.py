@@ -16,7 +16,6 @@ from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import EXCHANGES, FSDP, SERVED, SERVERLESS, SHARDED, Plan
 from syncopate.artifacts.workload import Workload
 from syncopate.cli.common.console import (
-    ProgressFunction,
     note,
     out,
     progress_bar,
@@ -30,6 +29,7 @@ from syncopate.cli.common.options import grouped
 from syncopate.cli.common.workloads import workload_option
 from syncopate.delay import Delay
 from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.output import Progress
 from syncopate.recipe import WIRE_DTYPES
 from syncopate.units import parse_bytes
 
@@ -121,7 +121,6 @@ def _wanted(
 
 
 def _require_only(owner: str, exchange: str, given: dict[str, Any]) -> None:
-    """Refuse options of one exchange with another."""
     for name, value in given.items():
         if value is not None and exchange != owner:
             raise InvalidValueError(name, value, f"left out without --exchange {owner}")
@@ -210,11 +209,7 @@ def plan(
 def _all_or_ended(
     workload: Workload, cluster: Cluster, wanted: _Wanted, json: bool
 ) -> tuple[Plan, ...]:
-    """Return all plans; those that there are when planning is ended are shown.
-
-    Raises:
-        typer.Exit: it was ended.
-    """
+    """Return all plans; those that there are when planning is ended are shown."""
     made: list[Plan] = []
     with ended_once():
         try:
@@ -226,7 +221,6 @@ def _all_or_ended(
 
 
 def _chosen(plans: Sequence[Plan], policy: str, wanted: _Wanted) -> Plan:
-    """Return the best plan of a policy."""
     named = [plan for plan in plans if plan.policy == policy]
     if not named:
         rule = f"enough for what the units of {policy} gather at once"
@@ -255,7 +249,7 @@ def _plans(
     workload: Workload,
     cluster: Cluster,
     wanted: _Wanted,
-    progress: ProgressFunction,
+    progress: Progress,
     made: list[Plan],
 ) -> tuple[Plan, ...]:
     """Return the plans of every policy for every exchange asked for, the one of ``auto`` last.
@@ -290,7 +284,7 @@ def _unit_plans(
     workload: Workload,
     cluster: Cluster,
     wanted: _Wanted,
-    progress: ProgressFunction,
+    progress: Progress,
     made: list[Plan],
 ) -> tuple[Plan, ...]:
     """Return the plans of units of every policy that has room, the one of ``auto`` last.
@@ -359,7 +353,6 @@ def _say_json(plans: Sequence[Plan]) -> None:
 
 
 def _say_written(output: Path | None) -> None:
-    """Remark what was written, or how it can be."""
     if output is None:
         note("compared, and not written: --output FILE writes this plan")
     say_written(output)
