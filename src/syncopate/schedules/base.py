@@ -2,7 +2,7 @@
 
 A :class:`Schedule` is a table of transfers ``(round, src, dst, chunk range, copy | reduce)`` over
 ``world_size`` ranks. The same object is proved (:mod:`syncopate.schedules.checker`), priced
-(:mod:`syncopate.costs.schedule.price`), executed and drawn.
+(:mod:`syncopate.costs.schedule.price`) and executed.
 
 What a schedule means:
 
@@ -91,20 +91,21 @@ def rounds_of(table: Table) -> int:
     return int(table[:, _ROUND].max()) + 1 if len(table) else 0
 
 
-def mirrored(table: Table, first_round: int = 0) -> Table:
-    """Return ``table`` run backwards, every transfer turned round into a copy.
+def mirrored(table: Table, first_round: int = 0, op: int = COPY) -> Table:
+    """Return ``table`` run backwards, every transfer turned round.
 
     The mirror of a reduction is the distribution of its result: where partial sums flowed from
     leaves to owner along a tree, the sum flows back from owner to leaves along the same tree. So
-    it makes an all-gather of a reduce-scatter and a broadcast of a reduce.
+    it makes an all-gather of a reduce-scatter and a broadcast of a reduce, or the other way round.
 
     Args:
-        table: the transfers of the reduction, rounds counted from 0.
-        first_round: the round at which the distribution begins.
+        table: transfers, rounds counted from 0.
+        first_round: the round at which the mirror begins.
+        op: what all its transfers do: ``COPY`` distributes, ``REDUCE`` makes a reduction of copies.
     """
     back = table[:, [_ROUND, _DST, _SRC, _START, _STOP, _OP]]
     back[:, _ROUND] = first_round + rounds_of(table) - 1 - back[:, _ROUND]
-    back[:, _OP] = COPY
+    back[:, _OP] = op
     return back
 
 

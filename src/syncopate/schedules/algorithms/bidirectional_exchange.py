@@ -20,8 +20,8 @@ broadcast counts the p - 1 start-ups of a ring all-gather; the all-gather here n
 from __future__ import annotations
 
 from syncopate.schedules.algorithms import halving_doubling
-from syncopate.schedules.algorithms.mst import distribute, turned
-from syncopate.schedules.base import COPY, Schedule, Transfers
+from syncopate.schedules.algorithms.mst import distribute
+from syncopate.schedules.base import Schedule, Transfers, mirrored
 from syncopate.schedules.compose import in_turn
 
 
@@ -36,7 +36,7 @@ def broadcast(world_size: int, root: int) -> Schedule:
 def reduce(world_size: int, root: int) -> Schedule:
     """Return the recursive reduce-scatter and the MST gather to ``root``; p chunks."""
     scatter = halving_doubling.reduce_scatter(world_size).table.table
-    gather = turned(distribute(world_size, root, scatter=True), COPY)
+    gather = mirrored(distribute(world_size, root, scatter=True))
     table = in_turn([scatter, gather])
     return Schedule("reduce", "be", world_size, world_size, Transfers(table), root)
 

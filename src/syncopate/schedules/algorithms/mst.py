@@ -31,7 +31,7 @@ from syncopate.schedules.base import (
     Schedule,
     Table,
     Transfers,
-    rounds_of,
+    mirrored,
     rows,
     stacked,
 )
@@ -46,14 +46,14 @@ def broadcast(world_size: int, root: int) -> Schedule:
 
 def reduce(world_size: int, root: int) -> Schedule:
     """Return the tree reduce; one chunk."""
-    table = turned(distribute(world_size, root, scatter=False), REDUCE)
+    table = mirrored(distribute(world_size, root, scatter=False), op=REDUCE)
     return Schedule("reduce", "mst", world_size, 1, Transfers(table), root)
 
 
 def all_reduce(world_size: int) -> Schedule:
     """Return the tree reduce to rank 0 and the tree broadcast from it; one chunk."""
     down = distribute(world_size, 0, scatter=False)
-    table = in_turn([turned(down, REDUCE), down])
+    table = in_turn([mirrored(down, op=REDUCE), down])
     return Schedule("all_reduce", "mst", world_size, 1, Transfers(table))
 
 
@@ -84,16 +84,3 @@ def distribute(world_size: int, root: int, *, scatter: bool) -> Table:
         open_parts.append((step + 1, *own, source))
         open_parts.append((step + 1, *other, other[0]))
     return stacked(tables)
-
-
-def turned(table: Table, op: int) -> Table:
-    """Return ``table`` backwards, its transfers turned round: leaves to root.
-
-    Args:
-        table: copies from a root down a tree, rounds counted from 0.
-        op: ``REDUCE`` makes the reduce of a broadcast, ``COPY`` the gather of a scatter.
-    """
-    back = table[:, [0, 2, 1, 3, 4, 5]]
-    back[:, 0] = rounds_of(table) - 1 - back[:, 0]
-    back[:, 5] = op
-    return back
