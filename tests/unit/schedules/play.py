@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 import numpy as np
 
 from syncopate.schedules.base import Schedule
@@ -37,3 +39,20 @@ def promised(schedule: Schedule, buffers: np.ndarray) -> dict[tuple[int, int], o
         for rank in range(schedule.world_size)
         for chunk in chunks_at(rule.end, schedule, rank)
     }
+
+
+def drawn_rounds(schedule: Schedule) -> list[str]:
+    """Return a line for each round.
+
+    ``2 +> 3 [0:2]`` says that rank 3 adds chunks 0 and 1 of rank 2 to its own, ``->`` that it
+    takes them over; the range is left out where the buffer is a single chunk.
+    """
+    lines = []
+    for step, transfers in groupby(schedule.transfers, lambda transfer: transfer.round):
+        entries = []
+        for _, src, dst, start, stop, op in transfers:
+            chunks = f" [{start}]" if stop == start + 1 else f" [{start}:{stop}]"
+            arrow = "->" if op == "copy" else "+>"
+            entries.append(f"{src} {arrow} {dst}{chunks if schedule.chunks > 1 else ''}")
+        lines.append(f"round {step}  {'    '.join(entries)}")
+    return lines

@@ -9,9 +9,9 @@ from syncopate.artifacts.cluster import Cluster, Level
 from syncopate.costs.schedule.links import levels_apart
 from syncopate.schedules.algorithms.linear_pipeline import DEFAULT_BLOCKS
 from syncopate.schedules.base import Schedule, Transfer
-from syncopate.schedules.draw import draw
 from syncopate.schedules.factors import default_factors
 from syncopate.schedules.registry import ALGORITHMS, build
+from tests.unit.schedules.play import drawn_rounds
 
 SIZES = (*range(1, 20), 24, 31, 32, 33, 96, 100)
 
@@ -155,12 +155,12 @@ def test_halving_doubling_exchanges_the_large_messages_within_the_host(hosts):
 
 
 def test_mst_as_drawn():
-    assert draw(build("broadcast", "mst", 6)).splitlines()[1:] == [
+    assert drawn_rounds(build("broadcast", "mst", 6)) == [
         "round 0  0 -> 4",
         "round 1  0 -> 2    4 -> 5",
         "round 2  0 -> 1    2 -> 3",
     ]
-    assert draw(build("reduce", "mst", 6, root=5)).splitlines()[1:] == [
+    assert drawn_rounds(build("reduce", "mst", 6, root=5)) == [
         "round 0  3 +> 2    4 +> 5",
         "round 1  1 +> 0    2 +> 5",
         "round 2  0 +> 5",
@@ -177,14 +177,14 @@ def test_mst_sends_far_first_and_cuts_no_host(hosts):
 
 def test_linear_pipeline_as_drawn():
     """LP, Fig. 2: 3 ranks and 4 blocks take 5 steps, and an all-reduce 9 rather than 10."""
-    assert draw(build("broadcast", "lp", 3, blocks=4)).splitlines()[1:] == [
+    assert drawn_rounds(build("broadcast", "lp", 3, blocks=4)) == [
         "round 0  0 -> 1 [0]",
         "round 1  0 -> 1 [1]    1 -> 2 [0]",
         "round 2  0 -> 1 [2]    1 -> 2 [1]",
         "round 3  0 -> 1 [3]    1 -> 2 [2]",
         "round 4  1 -> 2 [3]",
     ]
-    assert draw(build("all_reduce", "lp", 3, blocks=4)).splitlines()[1:] == [
+    assert drawn_rounds(build("all_reduce", "lp", 3, blocks=4)) == [
         "round 0  2 +> 1 [0]",
         "round 1  1 +> 0 [0]    2 +> 1 [1]",
         "round 2  1 +> 0 [1]    2 +> 1 [2]",

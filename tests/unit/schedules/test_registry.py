@@ -13,7 +13,6 @@ from syncopate.schedules import registry
 from syncopate.schedules.base import Schedule, Transfer
 from syncopate.schedules.checker import check
 from syncopate.schedules.conditions import CONDITIONS
-from syncopate.schedules.draw import draw
 from syncopate.schedules.registry import (
     Algorithm,
     algorithms,
@@ -25,6 +24,7 @@ from syncopate.schedules.registry import (
     require,
     require_curves,
 )
+from tests.unit.schedules.play import drawn_rounds
 
 
 def star(world_size: int) -> Schedule:
@@ -92,7 +92,7 @@ def test_a_new_algorithm_is_one_row():
         check(build("all_reduce", "star", p))
     cluster = Cluster.flat(3, latency_s=1.0, bandwidth_bytes_per_s=1.0)
     assert price(build("all_reduce", "star", 3), cluster, 2.0) == 12.0
-    assert draw(build("all_reduce", "star", 3)).splitlines()[1:] == [
+    assert drawn_rounds(build("all_reduce", "star", 3)) == [
         "round 0  1 +> 0",
         "round 1  2 +> 0",
         "round 2  0 -> 1",
