@@ -17,8 +17,8 @@ all messages by then. So the next collective finds it again, and nothing waits f
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -96,9 +96,6 @@ class Rounds:
         self._group = group
         self._rank = rank
         self._chunk_bytes = chunk_bytes
-        self._programs: OrderedDict[tuple[Schedule, int, int, Bounds | None], Program] = (
-            OrderedDict()
-        )
 
     def run(self, schedule: Schedule, tensor: torch.Tensor, form: Form = PLAIN) -> None:
         """Run ``schedule`` in place on ``tensor``, contiguous and with elements.
@@ -111,7 +108,8 @@ class Rounds:
         """
         flat, (bounds, narrow, _) = tensor.view(-1), form
         travels_as = narrow or flat.dtype
-        program = self._program(schedule, flat, bounds, travels_as)
+        buffer = flat.numel(), travels_as.itemsize, bounds
+        program = _program(schedule, self._rank, buffer, self._chunk_bytes)
         scratch = flat.new_empty(program.scratch_numel, dtype=travels_as)
         wire = flat if narrow is None else torch.empty_like(flat, dtype=narrow)
         for batch in program.batches:
@@ -144,20 +142,14 @@ class Rounds:
             else:
                 place.copy_(region)
 
-    def _program(
-        self, schedule: Schedule, flat: torch.Tensor, bounds: Bounds | None, travels_as: torch.dtype
-    ) -> Program:
-        key = (schedule, flat.numel(), travels_as.itemsize, bounds)
-        program = self._programs.get(key)
-        if program is None:
-            nbytes = flat.numel() * travels_as.itemsize
-            chunks = message_chunks(schedule, nbytes, self._chunk_bytes)
-            program = compile_batches(schedule, self._rank, flat.numel(), chunks, bounds)
-            self._programs[key] = program
-            if len(self._programs) > _CACHED_PROGRAMS:
-                self._programs.popitem(last=False)
-        self._programs.move_to_end(key)
-        return program
+
+@lru_cache(maxsize=_CACHED_PROGRAMS)
+def _program(
+    schedule: Schedule, rank: int, buffer: tuple[int, int, Bounds | None], chunk_bytes: int
+) -> Program:
+    numel, itemsize, bounds = buffer
+    chunks = message_chunks(schedule, numel * itemsize, chunk_bytes)
+    return compile_batches(schedule, rank, numel, chunks, bounds)
 
 
 def _message(region: torch.Tensor, peer: int, *, sends: bool) -> calls.Message:
