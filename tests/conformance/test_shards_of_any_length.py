@@ -140,8 +140,8 @@ def sweep_group(group: dist.ProcessGroup, rank: int, world_size: int) -> tuple[l
                     )
                 )
                 # Subgroups take long to make.
-                staged = None if options else stages.staged(collective, algorithm)
-                ways += [staged.cut(bounds)] if staged else []
+                staged = None if options else stages.staged(collective, algorithm, bounds=bounds)
+                ways += [staged] if staged else []
             for way, run in enumerate(ways):
                 count += 1
                 if not is_right(run, case, rank, world_size):

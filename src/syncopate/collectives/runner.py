@@ -146,9 +146,10 @@ class Runner:
     def _body(self, recipe: Recipe, backend: str, form: Form) -> Body:
         # The backend's own collectives would add in the type of the wire.
         if backend in STAGED_BACKENDS and form.narrow is None:
-            staged = self._stages.staged(recipe.collective, recipe.algorithm, recipe.options)
+            asked = recipe.collective, recipe.algorithm, recipe.options
+            staged = self._stages.staged(*asked, form.bounds)
             if staged is not None:
-                return staged.cut(form.bounds)
+                return staged
         schedule = schedule_of(recipe, self._world_size)
         if schedule is None:
             return self._native_body(recipe, form)

@@ -103,7 +103,6 @@ def every_grid(rank: int, world_size: int) -> tuple[dict[str, str], dict[int, in
             if collective == "all_reduce":
                 key = f"{size} {algorithm} {options} {numel} {dtype}"
                 digests[key] = hashlib.sha1(result.view(torch.uint8).numpy()).hexdigest()
-            assert stages.staged(collective, algorithm, options) is staged
         made[size] = len(stages._subgroups)
         stages.close()
     return digests, made

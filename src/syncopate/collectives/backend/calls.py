@@ -98,6 +98,12 @@ def barrier(group: Any, device: torch.device) -> Work | None:
     return _started(False, options, group.barrier)
 
 
+def end(work: Work | None) -> None:
+    """Wait for a collective; nothing is left to wait for where the stream orders it."""
+    if work is not None:
+        work.wait()
+
+
 class Message(NamedTuple):
     """One message of a batch.
 

@@ -6,9 +6,11 @@ c0 = r mod p0, c1 = (r / p0) mod p1, and so on (BlueConnect, Section 3).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from syncopate.schedules.factors import default_factors, require_factors
 
@@ -44,7 +46,7 @@ class Grid:
 
     def coordinates(self, rank: int) -> tuple[int, ...]:
         """Return the place of ``rank`` in every level."""
-        return self._coordinates(self.order.index(rank))
+        return tuple(np.argwhere(self._ranks == rank)[0].tolist())
 
     def members(self, rank: int, level: int) -> tuple[int, ...]:
         """Return the ranks that differ from ``rank`` in ``level`` alone, by their place in it.
@@ -53,21 +55,16 @@ class Grid:
             >>> Grid.of(6, (2, 3)).members(rank=3, level=1)
             (1, 3, 5)
         """
-        step = math.prod(self.factors[:level])
-        first = self.order.index(rank) - self.coordinates(rank)[level] * step
-        return self.order[first : first + step * self.factors[level] : step]
+        place: list[int | slice] = [*self.coordinates(rank)]
+        place[level] = slice(None)
+        return tuple(self._ranks[tuple(place)].tolist())
 
     def places(self) -> list[int]:
         """Return, by rank, where it comes when c0 counts most, then c1, and so on."""
-        found = [0] * len(self.order)
-        for played, rank in enumerate(self.order):
-            for coordinate, size in zip(self._coordinates(played), self.factors, strict=True):
-                found[rank] = found[rank] * size + coordinate
+        found: list[int] = np.argsort(self._ranks, axis=None).tolist()
         return found
 
-    def _coordinates(self, played: int) -> tuple[int, ...]:
-        found = []
-        for size in self.factors:
-            found.append(played % size)
-            played //= size
-        return tuple(found)
+    @property
+    def _ranks(self) -> np.ndarray[Any, Any]:
+        """The ranks by their coordinates, shape ``factors``."""
+        return np.array(self.order).reshape(self.factors[::-1]).T

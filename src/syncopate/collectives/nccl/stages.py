@@ -22,7 +22,6 @@ Source: BlueConnect (Cho et al. 2019), Sections 2 and 3; two levels: Section 2.2
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -46,7 +45,7 @@ from syncopate.collectives.shards import (
 from syncopate.errors import InvalidValueError
 from syncopate.schedules import registry
 from syncopate.schedules.base import chunk_offsets
-from syncopate.schedules.options import Options, checked
+from syncopate.schedules.options import checked
 
 _Pair = tuple[torch.Tensor, torch.Tensor]
 """A range of the buffer, and this rank's part of it."""
@@ -74,15 +73,24 @@ class Stages:
         self._timeout_s = timeout_s
         self._subgroups: dict[tuple[str, tuple[int, ...]], Subgroup] = {}
         self._introduced: set[tuple[torch.device, tuple[int, ...]]] = set()
-        self._staged: dict[tuple[str, str, Options], Staged | None] = {}
 
     def staged(
-        self, collective: str, algorithm: str, options: Mapping[str, Any] | None = None
+        self,
+        collective: str,
+        algorithm: str,
+        options: Mapping[str, Any] | None = None,
+        bounds: Bounds | None = None,
     ) -> Staged | None:
         """Return a collective in stages, or None where its schedule says how to run it.
 
         The latter holds for other algorithms, for a single level, and when ``stages`` names the
         algorithm of each.
+
+        Args:
+            collective: such as ``"all_reduce"``.
+            algorithm: a registered one.
+            options: what it is told.
+            bounds: where the shards begin; None for the balanced cut.
 
         Raises:
             UnknownNameError: the algorithm does not take such an option.
@@ -93,16 +101,7 @@ class Stages:
             return None
         row = registry.ALGORITHMS[collective, algorithm]
         scope = f"{collective} ({algorithm})"
-        question = (
-            collective,
-            algorithm,
-            checked(row.options, self.world_size, options or {}, scope),
-        )
-        if question not in self._staged:
-            self._staged[question] = self._make(run, dict(question[2]))
-        return self._staged[question]
-
-    def _make(self, run: _Run, known: dict[str, Any]) -> Staged | None:
+        known = dict(checked(row.options, self.world_size, options or {}, scope))
         grid = Grid.of(self.world_size, known.get("factors"), known.get("order"))
         pipelines = known.get("pipelines", 1)
         if pipelines < 1:
@@ -111,7 +110,7 @@ class Stages:
             return None
         if run is two_level and known.get("factors", (0,))[0] == 1:
             return None  # every rank is a node; the levels beyond make one ring
-        return Staged(self, run, grid, pipelines)
+        return Staged(self, run, grid, pipelines, bounds)
 
     def subgroup(self, members: tuple[int, ...], device: torch.device) -> Subgroup:
         """Return the subgroup of ``members``; the first time, wait for the other ranks."""
@@ -148,13 +147,14 @@ class Staged:
         run: what to do, one of this module's.
         grid: the levels, two or more.
         pipelines: message chunks in different stages at once.
+        bounds: where the shards begin; None for the balanced cut.
 
     Attributes:
         pipelines: as given.
+        bounds: as given.
         group: the channel's process group.
         rank: this rank within it.
         place: its row among the shards.
-        bounds: where the shards begin; None for the balanced cut.
     """
 
     def __init__(
@@ -163,8 +163,10 @@ class Staged:
         run: _Run,
         grid: Grid,
         pipelines: int,
+        bounds: Bounds | None = None,
     ) -> None:
         self.pipelines = pipelines
+        self.bounds = bounds
         self.group = stages.group
         self.rank = stages.rank
         self._stages = stages
@@ -178,15 +180,6 @@ class Staged:
             levels = range(1)
         self._members = [grid.members(stages.rank, level) for level in levels]
         self._places_on: dict[torch.device, torch.Tensor] = {}
-        self.bounds: Bounds | None = None
-
-    def cut(self, bounds: Bounds | None) -> Staged:
-        """Return the same collective with shards of these bounds."""
-        if bounds == self.bounds:
-            return self
-        found = copy.copy(self)
-        found.bounds = bounds
-        return found
 
     def __call__(self, tensor: torch.Tensor) -> None:
         """Run it in place."""
@@ -221,8 +214,7 @@ def all_reduce(staged: Staged, tensor: torch.Tensor) -> None:
     cuts = [cut * world_size for cut in chunk_offsets(share, staged.pipelines)]
     chunks = [flat[start:stop] for start, stop in itertools.pairwise(cuts) if start < stop]
     _in_step([_nested(chunk, levels) for chunk in chunks], levels)
-    if work is not None:
-        work.wait()
+    calls.end(work)
     take_back(tensor, sums)
 
 
@@ -234,7 +226,7 @@ def reduce_scatter(staged: Staged, tensor: torch.Tensor) -> None:
     bounds = bounds_of(flat, world_size, staged.bounds)
     matrix = rows(summable(flat), bounds, staged.places(tensor.device))
     for level, (whole, share) in zip(levels, _nested(matrix.view(-1), levels), strict=True):
-        level.reduce_scatter(share, whole)
+        calls.end(calls.reduce_scatter(level.backend, share, whole))
     begin, end = bounds[staged.rank : staged.rank + 2]
     take_back(flat[begin:end], matrix[staged.place, : end - begin])
 
@@ -250,7 +242,7 @@ def all_gather(staged: Staged, tensor: torch.Tensor) -> None:
     matrix[staged.place, : end - begin].copy_(flat[begin:end])
     pairs = _nested(matrix.view(-1), levels)
     for level, (whole, share) in reversed(list(zip(levels, pairs, strict=True))):
-        level.all_gather(whole, share)
+        calls.end(calls.all_gather(level.backend, whole, share))
     fill(flat, matrix, bounds, staged.places(tensor.device))
 
 
@@ -258,10 +250,10 @@ def two_level(staged: Staged, tensor: torch.Tensor) -> None:
     """Sum ``tensor`` over the ranks: reduce to the node's first, all-reduce those, broadcast."""
     node, *across = staged.levels(tensor.device)
     sums = summable(tensor)
-    node.reduce(sums, 0)
+    calls.end(calls.reduce(node.backend, sums, 0))
     for leaders in across:
-        leaders.all_reduce(sums)
-    node.broadcast(sums, 0)
+        calls.end(calls.all_reduce(leaders.backend, sums))
+    calls.end(calls.broadcast(node.backend, sums, 0))
     take_back(tensor, sums)
 
 
@@ -295,11 +287,10 @@ def _in_step(chunks: Sequence[Sequence[_Pair]], levels: Sequence[Subgroup]) -> N
             if not 0 <= stage < stages:
                 continue
             index = min(stage, stages - 1 - stage)
-            whole, share = pairs[index]
+            backend, (whole, share) = levels[index].backend, pairs[index]
             if stage < len(levels):
-                works.append(levels[index].reduce_scatter(share, whole, later=later))
+                works.append(calls.reduce_scatter(backend, share, whole, later=later))
             else:
-                works.append(levels[index].all_gather(whole, share, later=later))
+                works.append(calls.all_gather(backend, whole, share, later=later))
         for work in works:
-            if work is not None:
-                work.wait()
+            calls.end(work)

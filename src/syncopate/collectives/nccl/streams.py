@@ -17,6 +17,7 @@ current device, of its own.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -24,18 +25,6 @@ from typing import TypeVar
 import torch
 
 _Result = TypeVar("_Result")
-
-
-class _Streams:
-    """One stream per device, made when first asked for."""
-
-    def __init__(self) -> None:
-        self._made: dict[torch.device, torch.cuda.Stream] = {}
-
-    def on(self, device: torch.device) -> torch.cuda.Stream:
-        if device not in self._made:
-            self._made[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        return self._made[device]
 
 
 def _event(enable_timing: bool = False) -> torch.cuda.Event:
@@ -65,7 +54,7 @@ class PinnedStage:
 
     def __init__(self) -> None:
         self._memory = torch.empty(0, dtype=torch.uint8)
-        self._streams = _Streams()
+        self._stream_on = functools.cache(torch.cuda.Stream)
 
     def staged(
         self, tensor: torch.Tensor, work: Callable[[torch.Tensor], None]
@@ -79,7 +68,7 @@ class PinnedStage:
         def run() -> None:
             host = self._host(tensor)
             with torch.cuda.device(tensor.device):
-                stream = self._streams.on(tensor.device)
+                stream = self._stream_on(tensor.device)
                 with torch.cuda.stream(stream):
                     stream.wait_event(ready)
                     host.copy_(tensor, non_blocking=True)
@@ -140,15 +129,15 @@ class StreamQueue:
     """The stream of one channel of an NCCL group, per device."""
 
     def __init__(self) -> None:
-        self._streams = _Streams()
-        self._clocks = _Streams()
+        self._stream_on = functools.cache(torch.cuda.Stream)
+        self._clock_on = functools.cache(torch.cuda.Stream)
 
     def queue(
         self, tensor: torch.Tensor, ready: torch.cuda.Event, work: Callable[[], None]
     ) -> StreamCompletion:
         """Queue ``work`` behind ``ready`` and behind the channel's earlier work."""
         device = tensor.device
-        stream = self._streams.on(device)
+        stream = self._stream_on(device)
         stream.wait_event(ready)
         begin = _event(enable_timing=True)
         end = _event(enable_timing=True)
@@ -157,4 +146,4 @@ class StreamQueue:
             work()
             end.record(stream)
         tensor.record_stream(stream)
-        return StreamCompletion(device, begin, end, self._clocks.on(device))
+        return StreamCompletion(device, begin, end, self._clock_on(device))
