@@ -42,12 +42,9 @@ _CLOSED = "the communicator is closed"
 class _Place(NamedTuple):
     """Where a collective runs: its channel, on whose thread, and whether a stream carries it on."""
 
-    channel: int = 0
-    background: bool = False
+    channel: int
+    background: bool
     queued: bool = False
-
-
-_HERE = _Place()
 
 
 class Communicator:
@@ -390,9 +387,7 @@ class Communicator:
         Raises:
             CollectiveError: some rank did not come.
         """
-        self._require_open("barrier")
-        if self._runners:
-            self._submit("barrier", self._runners[0].objects.barrier)
+        self.perform("barrier", lambda runner: runner.objects.barrier() if runner else None)
 
     def broadcast_object(self, obj: Any, src: int = 0) -> Any:
         """Return rank ``src``'s object on every rank; it travels pickled, on channel 0.
@@ -402,12 +397,12 @@ class Communicator:
             CollectiveError: it did not finish.
         """
         self._require_rank("src", src)
-        self._require_open("broadcast_object")
-        if not self._runners:
-            return obj
         held: list[Any] = []
-        objects = self._runners[0].objects
-        self._submit("broadcast_object", lambda: held.append(objects.broadcast(obj, src)))
+
+        def body(runner: Runner | None) -> None:
+            held.append(runner.objects.broadcast(obj, src) if runner else obj)
+
+        self.perform("broadcast_object", body)
         return held[0]
 
     def all_gather_object(self, obj: Any) -> list[Any]:
@@ -416,12 +411,12 @@ class Communicator:
         Raises:
             CollectiveError: it did not finish.
         """
-        self._require_open("all_gather_object")
-        if not self._runners:
-            return [obj]
         gathered: list[Any] = []
-        objects = self._runners[0].objects
-        self._submit("all_gather_object", lambda: gathered.extend(objects.all_gather(obj)))
+
+        def body(runner: Runner | None) -> None:
+            gathered.extend(runner.objects.all_gather(obj) if runner else [obj])
+
+        self.perform("all_gather_object", body)
         return gathered
 
     def close(self) -> None:
@@ -446,12 +441,11 @@ class Communicator:
         self.close()
 
     def _submit(
-        self, label: str, work: Work, place: _Place = _HERE, tensor: torch.Tensor | None = None
+        self, label: str, work: Work, place: _Place, tensor: torch.Tensor | None = None
     ) -> Handle:
         """Hand ``work`` to its channel, and wait for it unless it is to run in the background."""
-        if self._closed or self._detector is None:
-            raise CollectiveError(label, _CLOSED)
         handle, detector = Handle(), self._detector
+        assert detector is not None
         channel = self._channels[place.channel]
         numel, dtype = (0, "") if tensor is None else (tensor.numel(), DTYPES[tensor.dtype])
         runner = self._runners[place.channel]
