@@ -24,11 +24,12 @@ from syncopate.collectives import choices, transport
 from syncopate.collectives.channel import Channel
 from syncopate.collectives.choices import Choices
 from syncopate.collectives.endings import STOP_S, end_threads, give_up
-from syncopate.collectives.handle import Completion, Handle, finished
+from syncopate.collectives.handle import Handle, finished
 from syncopate.collectives.health import agreement
 from syncopate.collectives.health.blame import Call
 from syncopate.collectives.health.detector import FailureDetector
 from syncopate.collectives.messages.tensors import Messages
+from syncopate.collectives.nccl.streams import Completion
 from syncopate.collectives.request import DTYPES, form_of, require_recipe
 from syncopate.collectives.runner import Runner, Work, opened
 from syncopate.errors import CollectiveError, InvalidValueError

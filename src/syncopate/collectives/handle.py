@@ -7,22 +7,10 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol
+
+from syncopate.collectives.nccl.streams import Completion
 
 _POLL_S = 0.25
-
-
-class Completion(Protocol):
-    """A collective that goes on after its host call returned, such as on a CUDA stream."""
-
-    def done(self) -> bool:
-        """Say whether it is over, without blocking."""
-
-    def wait(self) -> None:
-        """Order what follows on the current stream after it."""
-
-    def stamps(self) -> tuple[float, float]:
-        """Block until it is over; return when it began and ended, by ``time.perf_counter``."""
 
 
 class Handle:

@@ -20,13 +20,18 @@ from syncopate.collectives import transport
 from syncopate.collectives.backend import calls, native
 from syncopate.collectives.backend.narrow import Narrow
 from syncopate.collectives.backend.waits import Later
-from syncopate.collectives.handle import Completion
 from syncopate.collectives.mesh.executor import Executor
 from syncopate.collectives.mesh.sockets import Sending
 from syncopate.collectives.messages.objects import Objects
 from syncopate.collectives.nccl.batches import Rounds
 from syncopate.collectives.nccl.stages import Staged, Stages
-from syncopate.collectives.nccl.streams import PinnedStage, StreamQueue, mark, on_this_device
+from syncopate.collectives.nccl.streams import (
+    Completion,
+    PinnedStage,
+    StreamQueue,
+    mark,
+    on_this_device,
+)
 from syncopate.collectives.request import schedule_of
 from syncopate.collectives.shards import PLAIN, Form
 from syncopate.errors import CollectiveError, InvalidValueError

@@ -36,7 +36,6 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from syncopate.collectives.health.blame import Kind
-from syncopate.collectives.health.store_calls import RendezvousStore
 from syncopate.errors import CollectiveError
 from syncopate.ranks import BACKEND
 
@@ -341,18 +340,18 @@ def group_timeout_s(group: dist.ProcessGroup | None) -> float:
     return min(seconds, LONGEST_S) if seconds > 0 else LONGEST_S
 
 
-def group_store(group: dist.ProcessGroup, prefix: str, timeout_s: float) -> RendezvousStore:
+def group_store(group: dist.ProcessGroup, prefix: str, timeout_s: float) -> distributed_c10d.Store:
     """Return a store of the group's own, with its own connection and time limit.
 
     Its own connection, because a store client serves one call at a time and another thread may be
     blocked in one.
     """
-    return cast(RendezvousStore, _job_store(f"{prefix}/{group.group_name}", timeout_s))
+    return _job_store(f"{prefix}/{group.group_name}", timeout_s)
 
 
-def job_store() -> RendezvousStore:
+def job_store() -> distributed_c10d.Store:
     """Return the store that all ranks of this run share, and those of no other run."""
-    return cast(RendezvousStore, _c10d.PrefixStore("syncopate/run", _default_store()))
+    return distributed_c10d.PrefixStore("syncopate/run", _default_store())
 
 
 def store_address() -> tuple[str, int] | None:
@@ -364,8 +363,8 @@ def store_address() -> tuple[str, int] | None:
     return None if host is None else (host, store.port)
 
 
-def _job_store(prefix: str, timeout_s: float) -> Any:
-    store: Any = _c10d.PrefixStore(prefix, _default_store().clone())
+def _job_store(prefix: str, timeout_s: float) -> distributed_c10d.Store:
+    store = distributed_c10d.PrefixStore(prefix, _default_store().clone())
     store.set_timeout(datetime.timedelta(seconds=timeout_s))
     return store
 

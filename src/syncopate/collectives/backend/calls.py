@@ -10,7 +10,7 @@ order of that stream is all there is to wait for.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -19,29 +19,19 @@ from torch.distributed import distributed_c10d
 _c10d: Any = distributed_c10d
 
 
-class Work(Protocol):
-    """A collective on its way."""
-
-    def wait(self, timeout: Any = ...) -> Any:
-        """Return when it is over; on CUDA order the current stream after it instead."""
-
-    def is_completed(self) -> bool:
-        """Say whether it is over."""
-
-
-def all_reduce(group: Any, tensor: torch.Tensor, *, later: bool = False) -> Work | None:
+def all_reduce(group: Any, tensor: torch.Tensor, *, later: bool = False) -> dist.Work | None:
     """Start to replace ``tensor`` by its sum over the ranks."""
     return _started(later, dist.AllreduceOptions(), group.allreduce, [tensor])
 
 
-def reduce(group: Any, tensor: torch.Tensor, root: int) -> Work | None:
+def reduce(group: Any, tensor: torch.Tensor, root: int) -> dist.Work | None:
     """Start to replace the ``tensor`` of ``root`` by the sum; the others' are undefined."""
     options = dist.ReduceOptions()
     options.rootRank = root
     return _started(False, options, group.reduce, [tensor])
 
 
-def broadcast(group: Any, tensor: torch.Tensor, root: int) -> Work | None:
+def broadcast(group: Any, tensor: torch.Tensor, root: int) -> dist.Work | None:
     """Start to overwrite ``tensor`` with that of ``root``."""
     options = dist.BroadcastOptions()
     options.rootRank = root
@@ -50,7 +40,7 @@ def broadcast(group: Any, tensor: torch.Tensor, root: int) -> Work | None:
 
 def reduce_scatter(
     group: Any, share: torch.Tensor, whole: torch.Tensor, *, later: bool = False
-) -> Work | None:
+) -> dist.Work | None:
     """Start to sum ``whole`` over the ranks and leave this rank's equal part of it in ``share``.
 
     Works in place too, when ``share`` is that part of ``whole``.
@@ -60,7 +50,7 @@ def reduce_scatter(
 
 def all_gather(
     group: Any, whole: torch.Tensor, share: torch.Tensor, *, later: bool = False
-) -> Work | None:
+) -> dist.Work | None:
     """Start to fill ``whole`` with every rank's ``share``, all of a length and of any dtype.
 
     Works in place too, when ``share`` is this rank's part of ``whole``.
@@ -74,7 +64,7 @@ def all_to_all(
     incoming: torch.Tensor,
     outgoing: torch.Tensor,
     sizes: tuple[Sequence[int], Sequence[int]],
-) -> Work | None:
+) -> dist.Work | None:
     """Start to send each rank its part of ``outgoing``, and to fill ``incoming`` with theirs.
 
     Args:
@@ -89,7 +79,7 @@ def all_to_all(
     )
 
 
-def barrier(group: Any, device: torch.device) -> Work | None:
+def barrier(group: Any, device: torch.device) -> dist.Work | None:
     """Start to wait for every rank."""
     options = dist.BarrierOptions()
     options.device = device
@@ -98,7 +88,7 @@ def barrier(group: Any, device: torch.device) -> Work | None:
     return _started(False, options, group.barrier)
 
 
-def end(work: Work | None) -> None:
+def end(work: dist.Work | None) -> None:
     """Wait for a collective; nothing is left to wait for where the stream orders it."""
     if work is not None:
         work.wait()
@@ -118,7 +108,7 @@ class Message(NamedTuple):
     sends: bool
 
 
-def batch(group: dist.ProcessGroup, messages: Sequence[Message]) -> list[Work]:
+def batch(group: dist.ProcessGroup, messages: Sequence[Message]) -> list[dist.Work]:
     """Start messages between ranks together, so that no side of one blocks the other.
 
     NCCL makes one call of all of them, and one work.
@@ -129,14 +119,14 @@ def batch(group: dist.ProcessGroup, messages: Sequence[Message]) -> list[Work]:
     together = group._get_backend(device).supports_coalescing
     if together:
         group._start_coalescing(device)
-    works: list[Work] = [
+    works: list[dist.Work] = [
         (group.send if message.sends else group.recv)([message.tensor], message.peer, 0)
         for message in messages
     ]
     return [group._end_coalescing(device)] if together else works
 
 
-def _started(later: bool, options: Any, start: Any, *arguments: Any) -> Work | None:
+def _started(later: bool, options: Any, start: Any, *arguments: Any) -> dist.Work | None:
     options.asyncOp = later
-    work: Work | None = start(*arguments, options)
+    work: dist.Work | None = start(*arguments, options)
     return work

@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 
 from syncopate.collectives.backend import calls
-from syncopate.collectives.backend.calls import Work
 from syncopate.collectives.backend.waits import GlooWaits
 from syncopate.collectives.shards import (
     Bounds,
@@ -111,7 +110,7 @@ class Native:
         """
         self.wait(calls.barrier(self.group, device), torch.empty(0, device=device))
 
-    def wait(self, work: Work | None, tensor: torch.Tensor) -> None:
+    def wait(self, work: dist.Work | None, tensor: torch.Tensor) -> None:
         """Wait for ``work`` of the group on ``tensor``.
 
         Raises:

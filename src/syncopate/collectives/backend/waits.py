@@ -25,7 +25,6 @@ from typing import Any
 import torch.distributed as dist
 
 from syncopate.collectives import transport
-from syncopate.collectives.backend.calls import Work
 
 TURN_S = 1.0
 """How often a wait looks for the interruption."""
@@ -52,7 +51,7 @@ class GlooWaits:
         if self._interrupted_s is None:
             self._interrupted_s = time.monotonic()
 
-    def wait(self, work: Work) -> None:
+    def wait(self, work: dist.Work) -> None:
         """Wait for a collective on CPU tensors.
 
         Raises:
@@ -121,7 +120,7 @@ class Later:
         self._waits.run(self._work.wait)
 
 
-def _hold(group: dist.ProcessGroup, work: Work) -> None:
+def _hold(group: dist.ProcessGroup, work: dist.Work) -> None:
     """Keep ``group`` from being destroyed until Gloo has ended ``work``."""
     with suppress(RuntimeError):
         work.wait()

@@ -18,7 +18,6 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from types import TracebackType
-from typing import Protocol
 
 import msgspec
 import torch.distributed as dist
@@ -26,12 +25,12 @@ import torch.distributed as dist
 from syncopate.analysis.evidence.links import Entry
 from syncopate.artifacts.cluster import Cluster
 from syncopate.collectives import transport
-from syncopate.collectives.handle import Completion
 from syncopate.collectives.health.blame import Call, Notice, PeerError, Verdict, name_ranks
 from syncopate.collectives.health.monitor import STORE_LIMIT_S, InFlight, Monitor
 from syncopate.collectives.health.notices import GRACE_S, Notices, judge
 from syncopate.collectives.health.store_calls import StoreCall, call_store
-from syncopate.collectives.mesh.sockets import Sending
+from syncopate.collectives.nccl.streams import Completion
+from syncopate.collectives.runner import Runner
 from syncopate.errors import CollectiveError, SyncopateError
 
 _POLL_S = 0.05
@@ -39,27 +38,11 @@ _detectors: weakref.WeakSet[FailureDetector] = weakref.WeakSet()
 _CLOSE = Call("close", 0, 0)
 
 
-class Carrier(Protocol):
-    """What carries out the collectives of one channel.
-
-    Attributes:
-        group: the channel's process group.
-    """
-
-    group: dist.ProcessGroup
-
-    def interrupt(self) -> None:
-        """Make what is under way outside ``group`` fail now instead of hang."""
-
-    def sent(self) -> dict[int, Sending]:
-        """Return what was sent to each peer, as far as it is known."""
-
-
 class FailureDetector:
     """The failure state of one communicator; used from all its threads.
 
     Args:
-        carriers: of every channel; at least one.
+        runners: of every channel; at least one.
         rank: this rank.
         world_size: number of ranks.
 
@@ -69,13 +52,13 @@ class FailureDetector:
 
     def __init__(
         self,
-        carriers: Sequence[Carrier],
+        runners: Sequence[Runner],
         rank: int,
         world_size: int,
     ) -> None:
-        group = carriers[0].group
-        self._groups = [carrier.group for carrier in carriers]
-        self._further = tuple(carrier.interrupt for carrier in carriers)
+        group = runners[0].group
+        self._groups = [runner.group for runner in runners]
+        self._further = tuple(runner.interrupt for runner in runners)
         self._gloo = set(transport.backends(group).values()) == {"gloo"}
         self._rank = rank
         self._world_size = world_size
@@ -87,7 +70,7 @@ class FailureDetector:
         self._places = itertools.count(-1, -1)  # of what is no collective
         self._diagnosing = threading.Lock()
         self._in_flight = InFlight()
-        sent = [carrier.sent for carrier in carriers]
+        sent = [runner.sent for runner in runners]
         self._monitor = Monitor(self._notices, rank, self._in_flight, self._give_up, sent)
         _detectors.add(self)
         if not _say_uncaught.installed:
@@ -108,11 +91,11 @@ class FailureDetector:
         """Where this rank is, and what its connections have carried; for any thread."""
         return self._monitor.entry
 
-    def add(self, carrier: Carrier) -> None:
+    def add(self, runner: Runner) -> None:
         """Watch over a further channel, of the same ranks."""
-        self._groups.append(carrier.group)
-        self._further = (*self._further, carrier.interrupt)
-        self._monitor.add(carrier.sent)
+        self._groups.append(runner.group)
+        self._further = (*self._further, runner.interrupt)
+        self._monitor.add(runner.sent)
 
     def require_whole(self, call: Call) -> None:
         """Refuse a collective after an earlier one failed.

@@ -28,7 +28,6 @@ from typing import Any, TypeVar
 from syncopate.analysis.evidence.links import Carried, Entry
 from syncopate.artifacts.cluster import Cluster
 from syncopate.collectives import transport
-from syncopate.collectives.handle import Completion
 from syncopate.collectives.health import keepalive
 from syncopate.collectives.health.blame import (
     Call,
@@ -42,6 +41,7 @@ from syncopate.collectives.health.slow_links import Comparison
 from syncopate.collectives.health.store_calls import StoreCall
 from syncopate.collectives.mesh import sockets
 from syncopate.collectives.mesh.admission import secret_of
+from syncopate.collectives.nccl.streams import Completion
 from syncopate.units import MIB
 
 LOOK_S = 0.5

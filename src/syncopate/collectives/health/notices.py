@@ -20,11 +20,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
+from torch.distributed.distributed_c10d import Store
 
 from syncopate.analysis.evidence.links import Entry
 from syncopate.collectives.health.blame import Call, Notice, Verdict, blame
 from syncopate.collectives.health.keepalive import Meeting
-from syncopate.collectives.health.store_calls import RendezvousStore
 
 GRACE_S = 3.0
 """How long a rank that failed waits for the notices of the others, and for the keep-alive."""
@@ -58,7 +58,7 @@ class Notices:
         world_size: number of ranks.
     """
 
-    def __init__(self, store: RendezvousStore, rank: int, world_size: int) -> None:
+    def __init__(self, store: Store, rank: int, world_size: int) -> None:
         self._store = store
         self._rank = rank
         self.ranks = frozenset(range(world_size))

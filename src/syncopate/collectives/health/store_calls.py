@@ -12,7 +12,7 @@ import atexit
 import threading
 import time
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 _Answer = TypeVar("_Answer")
 
@@ -21,25 +21,6 @@ _LAST_S = 1.0
 
 _under_way: set[threading.Thread] = set()
 _ending = threading.Event()
-
-
-class RendezvousStore(Protocol):
-    """A store of torch.distributed, as far as it is used here."""
-
-    def set(self, key: str, value: str) -> None:
-        """Store ``value``."""
-
-    def get(self, key: str) -> bytes:
-        """Return the value, waiting for it."""
-
-    def check(self, keys: list[str]) -> bool:
-        """Say whether all ``keys`` are there."""
-
-    def add(self, key: str, amount: int) -> int:
-        """Add to a number that starts at 0; return the sum."""
-
-    def compare_set(self, key: str, expected: str, value: str) -> bytes:
-        """Store ``value`` if ``expected`` is there, or ``""`` and nothing; return what is there."""
 
 
 class StoreCall(Generic[_Answer]):

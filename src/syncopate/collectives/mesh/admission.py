@@ -26,7 +26,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from syncopate.collectives.health.store_calls import RendezvousStore
+from torch.distributed.distributed_c10d import Store
+
 from syncopate.collectives.mesh import sockets
 
 HELLO_S = 3.0
@@ -88,7 +89,7 @@ class Secret:
         return hmac.digest(self._key, what + nonce + said, "sha256")
 
 
-def secret_of(store: RendezvousStore) -> Secret:
+def secret_of(store: Store) -> Secret:
     """Return the secret of the run that ``store`` belongs to; drawn here if no rank has done it."""
     key = store.compare_set("secret", "", secrets.token_hex(32))
     return Secret(bytes.fromhex(key.decode()))

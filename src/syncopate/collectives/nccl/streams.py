@@ -85,8 +85,8 @@ class PinnedStage:
         return self._memory[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
 
 
-class StreamCompletion:
-    """A collective queued on a stream; see :class:`~syncopate.collectives.handle.Completion`."""
+class Completion:
+    """A collective queued on a stream, which goes on after its host call returned."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class StreamQueue:
 
     def queue(
         self, tensor: torch.Tensor, ready: torch.cuda.Event, work: Callable[[], None]
-    ) -> StreamCompletion:
+    ) -> Completion:
         """Queue ``work`` behind ``ready`` and behind the channel's earlier work."""
         device = tensor.device
         stream = self._stream_on(device)
@@ -146,4 +146,4 @@ class StreamQueue:
             work()
             end.record(stream)
         tensor.record_stream(stream)
-        return StreamCompletion(device, begin, end, self._clock_on(device))
+        return Completion(device, begin, end, self._clock_on(device))
