@@ -452,7 +452,7 @@ class Communicator:
         runner = self._runners[place.channel]
         call: Call
         if self._check:
-            work = agreement.checked(lambda: call, work, runner.objects)
+            work = _after(lambda: agreement.require_agreement(call, runner.objects), work)
         work = runner.here(work)
 
         def job() -> None:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Callable
-from typing import TypeVar
 
 from syncopate.collectives.health.blame import Call
 from syncopate.collectives.messages.objects import Objects
@@ -22,7 +20,6 @@ VARIABLE = "SYNCOPATE_CHECK"
 _ON, _OFF = ("1", "on", "yes", "true"), ("", "0", "off", "no", "false")
 
 _ROW_BYTES = 160
-_Result = TypeVar("_Result")
 
 
 def wanted() -> bool:
@@ -36,18 +33,6 @@ def wanted() -> bool:
         rule = f"{', '.join(_ON)} to compare, or {', '.join(filter(None, _OFF))} not to"
         raise InvalidValueError(VARIABLE, said, rule)
     return said.lower() in _ON
-
-
-def checked(
-    call: Callable[[], Call], work: Callable[[], _Result], objects: Objects
-) -> Callable[[], _Result]:
-    """Return ``work``, preceded by :func:`require_agreement` on what ``call`` then gives."""
-
-    def run() -> _Result:
-        require_agreement(call(), objects)
-        return work()
-
-    return run
 
 
 def require_agreement(call: Call, objects: Objects) -> None:

@@ -10,6 +10,7 @@ that closes them has said so before, in a notice and to rank 0: see [Note: a not
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 import threading
@@ -73,8 +74,7 @@ class FailureDetector:
         sent = [runner.sent for runner in runners]
         self._monitor = Monitor(self._notices, rank, self._in_flight, self._give_up, sent)
         _detectors.add(self)
-        if not _say_uncaught.installed:
-            _say_uncaught.install()
+        _say_uncaught()
 
     @property
     def expected(self) -> Cluster | None:
@@ -118,7 +118,7 @@ class FailureDetector:
         Raises:
             CollectiveError: it failed; names the ranks held responsible.
         """
-        with _Supervised(self, call):
+        with self._supervised(call):
             completion = work()
         if completion is not None:
             self._in_flight.queue(call, completion)
@@ -129,7 +129,19 @@ class FailureDetector:
 
         Its ``RuntimeError`` becomes a ``CollectiveError`` that names the ranks lost.
         """
-        return _Supervised(self, Call(label, next(self._places), -1))
+        return self._supervised(Call(label, next(self._places), -1))
+
+    @contextmanager
+    def _supervised(self, call: Call) -> Iterator[None]:
+        self.require_whole(call)
+        began_s = time.perf_counter()
+        self._in_flight.enter(call, began_s)
+        try:
+            yield
+        except BaseException as error:
+            self._ended(call, error, time.perf_counter() - began_s)
+            raise
+        self._ended(call, None, time.perf_counter() - began_s)
 
     @contextmanager
     def guest(
@@ -295,54 +307,23 @@ class FailureDetector:
         return judge(self._notices, self._rank, notice, lambda: self._monitor.losses)
 
 
-class _SayUncaught:
-    """Tells the other ranks of an exception that ends this process.
+@functools.cache
+def _say_uncaught() -> None:
+    """Tell the other ranks, from now on, of an exception that ends this process.
 
     They would find its connections closed otherwise, and take it for a dead process. It goes before
-    the ``sys.excepthook`` that was there.
+    the ``sys.excepthook`` that is there.
     """
+    previous = sys.excepthook
 
-    def __init__(self) -> None:
-        self.installed = False
-
-    def install(self) -> None:
-        """Go before the present hook."""
-        self.installed = True
-        self._previous, sys.excepthook = sys.excepthook, self
-
-    def __call__(
-        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if isinstance(error, Exception):
             for detector in list(_detectors):
                 with suppress(Exception):  # the user's own error must be shown
                     detector.say_ended(error)
-        self._previous(kind, error, trace)
+        previous(kind, error, trace)
 
-
-_say_uncaught = _SayUncaught()
-
-
-class _Supervised:
-    """A collective and its supervision, from its beginning to its end."""
-
-    def __init__(self, detector: FailureDetector, call: Call) -> None:
-        self._detector = detector
-        self._call = call
-        self._began_s = 0.0
-
-    def __enter__(self) -> None:
-        self._detector.require_whole(self._call)
-        self._began_s = time.perf_counter()
-        self._detector._in_flight.enter(self._call, self._began_s)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._detector._ended(self._call, error, time.perf_counter() - self._began_s)
+    sys.excepthook = hook
 
 
 def _without_store(notice: Notice, closed: tuple[int, ...], error: RuntimeError) -> Verdict:
