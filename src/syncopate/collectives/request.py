@@ -74,22 +74,16 @@ def form_of(
         UnknownNameError: no such collective.
         InvalidValueError: the tensor is not fit, or the bounds or the wire_dtype for it.
     """
-    require_tensor(collective, tensor)
-    narrow = known_wire_dtype(collective, tensor.dtype, wire_dtype)
+    _require_tensor(collective, tensor)
+    narrow = _known_wire_dtype(collective, tensor.dtype, wire_dtype)
     if bounds is not None:
-        bounds = known_bounds(collective, bounds, tensor.numel(), world_size)
+        bounds = _known_bounds(collective, bounds, tensor.numel(), world_size)
     return Form(bounds, narrow)
 
 
-def known_bounds(
+def _known_bounds(
     collective: str, bounds: Sequence[int], numel: int, world_size: int
 ) -> tuple[int, ...] | None:
-    """Return bounds of shards as a tuple; None where they are those of equal shards.
-
-    Raises:
-        UnknownNameError: no such collective.
-        InvalidValueError: they do not fit the buffer, or the collective has no shards.
-    """
     if not conditions(collective).sharded:
         sharded = ", ".join(name for name, found in CONDITIONS.items() if found.sharded)
         rule = f"None: only collectives with shards have bounds ({sharded})"
@@ -97,12 +91,7 @@ def known_bounds(
     return checked_bounds(bounds, numel, world_size)
 
 
-def require_tensor(collective: str, tensor: torch.Tensor) -> None:
-    """Refuse a tensor that no collective can work on in place.
-
-    Raises:
-        InvalidValueError: its type, element type or layout is not fit, or autograd follows it.
-    """
+def _require_tensor(collective: str, tensor: torch.Tensor) -> None:
     what = "tensor of " + collective
     if not isinstance(tensor, torch.Tensor):
         raise InvalidValueError(what, type(tensor).__name__, "a torch.Tensor")
@@ -120,16 +109,10 @@ def require_tensor(collective: str, tensor: torch.Tensor) -> None:
         )
 
 
-def known_wire_dtype(
+def _known_wire_dtype(
     collective: str, dtype: torch.dtype, wire_dtype: torch.dtype | None
 ) -> torch.dtype | None:
-    """Return what elements of ``dtype`` travel as; None where that is what they are.
-
-    Raises:
-        UnknownNameError: no such collective.
-        InvalidValueError: nothing is narrowed to it, or these elements are not, or the collective
-            does not add.
-    """
+    """Return what elements of ``dtype`` travel as; None where that is what they are."""
     if wire_dtype is None or wire_dtype == dtype:
         return None
     if DTYPES.get(wire_dtype) not in WIRE_DTYPES:
