@@ -148,7 +148,7 @@ class FailureDetector:
         self,
         label: str,
         group: dist.ProcessGroup,
-        interrupt: Callable[[], None] | None = None,
+        interrupt: Callable[[], None],
     ) -> Iterator[None]:
         """Supervise a block as :meth:`beside` does; break ``group`` when the communicator breaks.
 
@@ -159,7 +159,7 @@ class FailureDetector:
         """
         further = self._further
         self._groups.append(group)
-        self._further = further if interrupt is None else (*further, interrupt)
+        self._further = (*further, interrupt)
         try:
             with self.beside(label):
                 yield

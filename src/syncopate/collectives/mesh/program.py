@@ -238,7 +238,6 @@ class _Compiler:
         self._open: list[_Message] = []  # receives posted and not yet over
         self._free = deque(range(slots))
         self._slot_numel = slot_numel
-        self._roomy = slots == sum(message.scratch for message in self._receives)
 
     def run(self) -> list[Instruction]:
         for position, messages in enumerate(self._rounds):
