@@ -180,12 +180,10 @@ def _gloo(communicator: Communicator, sweep: Sweep) -> Iterator[Run]:
     ranks = communicator.all_gather_object(dist.get_rank())
     group = transport.part_of_the_job(ranks, {"cpu": "gloo"}, communicator.timeout_s)
     gloo, detector = native.Native(group), communicator.detector
-    root = (sweep.root,) if sweep.collective in native.ROOTED else ()
-    run = getattr(gloo, sweep.collective)
     guest = detector and detector.guest("bench of gloo", group, gloo.interrupt)
     try:
         with guest or nullcontext():
-            yield lambda tensor: run(tensor, *root)
+            yield lambda tensor: gloo.run(sweep.collective, tensor, sweep.root)
     finally:
         transport.destroy_group(group)
 

@@ -157,22 +157,16 @@ class Runner:
                 return staged
         schedule = schedule_of(recipe, self._world_size)
         if schedule is None:
-            return self._native_body(recipe, form)
+            if form.narrow is not None:
+                return lambda target: self._narrow.run(recipe, target, form)
+            return lambda target: self._native.run(
+                recipe.collective, target, recipe.root, form.bounds
+            )
         if backend == "gloo":
             return lambda target: self._patiently(
                 lambda: self._executor.run(schedule, target, form)
             )
         return lambda target: self._rounds.run(schedule, target, form)
-
-    def _native_body(self, recipe: Recipe, form: Form) -> Body:
-        if form.narrow is not None:
-            return lambda target: self._narrow.run(recipe, target, form)
-        if recipe.collective in native.ROOTED:
-            rooted = native.ROOTED[recipe.collective]
-            return lambda target: rooted(self._native, target, recipe.root)
-        run: Callable[..., None] = native.WITHOUT_ROOT[recipe.collective]
-        bounds = () if form.bounds is None else (form.bounds,)
-        return lambda target: run(self._native, target, *bounds)
 
     def here(self, work: Work) -> Work:
         """Return ``work`` to be run on any thread, as if it ran on this one.

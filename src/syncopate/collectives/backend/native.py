@@ -22,6 +22,7 @@ from syncopate.collectives.shards import (
     summable,
     take_back,
 )
+from syncopate.schedules.conditions import conditions
 
 
 class Native:
@@ -49,6 +50,21 @@ class Native:
     def interrupt(self) -> None:
         """Note that the group's connections have been closed: nothing can still end well."""
         self.waits.interrupt()
+
+    def run(
+        self, collective: str, tensor: torch.Tensor, root: int = 0, bounds: Bounds | None = None
+    ) -> None:
+        """Carry out the backend's own version of a collective that also has schedules.
+
+        Args:
+            collective: such as ``"all_reduce"``.
+            tensor: on what, in place.
+            root: of a collective that has one.
+            bounds: where shards begin; None for equal ones.
+        """
+        needs = conditions(collective)
+        how = ((root,) if needs.rooted else ()) + ((bounds,) if needs.sharded else ())
+        getattr(self, collective)(tensor, *how)
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
         """Sum ``tensor`` over the ranks, in place."""
@@ -122,17 +138,3 @@ class Native:
             self.waits.wait(work)
         else:
             work.wait()
-
-
-WITHOUT_ROOT = {
-    "all_reduce": Native.all_reduce,
-    "reduce_scatter": Native.reduce_scatter,
-    "all_gather": Native.all_gather,
-}
-"""The backend's own version of each collective without a root that also has schedules.
-
-Those with shards take their bounds last.
-"""
-
-ROOTED = {"broadcast": Native.broadcast, "reduce": Native.reduce}
-"""The same for the collectives that have a root, which they take last."""
