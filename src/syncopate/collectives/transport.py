@@ -386,11 +386,6 @@ def backends(group: dist.ProcessGroup | None) -> dict[str, str]:
     return served
 
 
-def uses_gloo(group: dist.ProcessGroup) -> bool:
-    """Say whether Gloo serves CPU tensors in ``group``."""
-    return gloo_backend(group) is not None
-
-
 def gloo_backend(group: dist.ProcessGroup) -> Any:
     """Return torch's Gloo backend that serves CPU tensors in ``group``, or ``None``."""
     try:

@@ -77,10 +77,7 @@ def _several_hosts() -> bool:
 
 
 def _towards(address: tuple[str, int]) -> str:
-    # Connecting a datagram socket sends nothing, but shows which interface leads there.
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(address)
-        return str(probe.getsockname()[0])
+    return sockets.address_towards(address, socket.AF_INET)
 
 
 def _is_loopback(address: str) -> bool:

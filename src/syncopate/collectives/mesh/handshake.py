@@ -94,7 +94,10 @@ def connections(group: dist.ProcessGroup, timeout_s: float) -> dict[int, socket.
             met.faults.append(f"rank {rank} cannot listen: {error}")
         addresses = objects.all_gather(address)
         if admission is not None and None not in addresses:
-            met = _met(rank, addresses, admission, secret, min(timeout_s, CONNECT_S))
+            try:
+                met = meet(rank, addresses, admission, secret, min(timeout_s, CONNECT_S))
+            except OSError as error:
+                met.faults.append(f"rank {rank} cannot connect to any other: {error}")
     try:
         faults = [fault for found in objects.all_gather(met.faults) for fault in found]
     except BaseException:
@@ -106,16 +109,6 @@ def connections(group: dist.ProcessGroup, timeout_s: float) -> dict[int, socket.
     if rank == 0:
         say_why_not("; ".join(faults[:_NAMED]) + ("; ..." if len(faults) > _NAMED else ""))
     return None
-
-
-def _met(
-    rank: int, addresses: Sequence[Address], admission: Admission, secret: Secret, limit_s: float
-) -> Met:
-    """Do what :func:`meet` does; what this process cannot do at all is a fault, too."""
-    try:
-        return meet(rank, addresses, admission, secret, limit_s)
-    except OSError as error:
-        return Met({}, [f"rank {rank} cannot connect to any other: {error}"])
 
 
 def say_why_not(reason: str) -> None:

@@ -387,7 +387,7 @@ def connect(group: dist.ProcessGroup, timeout_s: float) -> Mesh | None:
     served = transport.backends(group)
     if "cpu" not in served:
         return None
-    if not transport.uses_gloo(group):
+    if transport.gloo_backend(group) is None:
         if group.rank() == 0:
             wrapped = "torch wraps Gloo in this group, as TORCH_DISTRIBUTED_DEBUG=DETAIL has it do"
             other = f"the group's backend for CPU tensors is {served['cpu']}, not gloo"

@@ -128,9 +128,10 @@ def is_here(host: str) -> bool:
     return False
 
 
-def address_towards(address: tuple[str, int]) -> str:
-    """Return this host's address on the way to ``address``; sends nothing."""
-    family, kind, *_, target = socket.getaddrinfo(*address, type=socket.SOCK_DGRAM)[0]
+def address_towards(address: tuple[str, int], family: int = socket.AF_UNSPEC) -> str:
+    """Return this host's address on the way to ``address``, of that family; sends nothing."""
+    family, kind, *_, target = socket.getaddrinfo(*address, family, socket.SOCK_DGRAM)[0]
+    # Connecting a datagram socket sends nothing, but shows which interface leads there.
     with socket.socket(family, kind) as probe:
         probe.connect(target)
         return str(probe.getsockname()[0])
