@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 Tables = Mapping[str, Sequence["Decision"]]
 """Collective -> its decisions by ascending size."""
 
-_KEPT = 4096
-"""Sizes remembered; a program with more of them is looked up anew now and then."""
-
 _DIGEST_BYTES = 32
 _NO_CLUSTER = (
     "a registered algorithm or 'native' while the communicator knows no cluster; call "
@@ -66,7 +63,7 @@ class Ranks(Protocol):
 
 
 class Choices:
-    """Decides by collective and size, and remembers.
+    """Decides by collective and size.
 
     Args:
         tables: the decisions; the same on every rank. None where no cluster is known.
@@ -74,7 +71,6 @@ class Choices:
 
     def __init__(self, tables: Tables | None = None) -> None:
         self._tables = tables
-        self._known: dict[tuple[str, int, int], Recipe] = {}
 
     def resolve(self, recipe: Recipe, nbytes: int) -> Recipe:
         """Return ``recipe``; with algorithm and options filled in where it says ``"auto"``.
@@ -90,19 +86,11 @@ class Choices:
         if recipe.options:
             scope = f"{recipe.collective} ({AUTO})"
             raise UnknownNameError("option", next(iter(recipe.options)), ("none",), scope)
-        key = (recipe.collective, recipe.root, nbytes)
-        known = self._known.get(key)
-        if known is None:
-            if len(self._known) >= _KEPT:
-                self._known.clear()
-            from syncopate.costs.decide.decisions import find  # noqa: PLC0415
+        from syncopate.costs.decide.decisions import find  # noqa: PLC0415
 
-            table = self._tables[recipe.collective]
-            decision = table[find(table, nbytes)]
-            known = self._known[key] = replace(
-                decision.recipe, root=recipe.root, channel=recipe.channel
-            )
-        return known
+        table = self._tables[recipe.collective]
+        decision = table[find(table, nbytes)]
+        return replace(decision.recipe, root=recipe.root, channel=recipe.channel)
 
 
 def agree(communicator: Ranks, cluster: Cluster, device: torch.device) -> Choices:

@@ -6,7 +6,6 @@ import pytest
 from msgspec.structs import replace
 
 from syncopate.artifacts.cluster import Cluster
-from syncopate.collectives import choices
 from syncopate.collectives.choices import Choices
 from syncopate.collectives.request import require_recipe, schedule_of
 from syncopate.costs.decide.decisions import Decision, decisions
@@ -59,26 +58,14 @@ def test_a_choice_keeps_the_root_and_is_the_table_s() -> None:
         found.resolve(Recipe("reduce", "auto", 0, {"blocks": 2}), 8)
 
 
-def test_choices_are_remembered_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choices, "_KEPT", 3)
-    found = Choices({"all_reduce": (Decision(0, None, Recipe("all_reduce", "ring")),)})
-    request = Recipe("all_reduce", "auto", options={})
-    first = found.resolve(request, 1)
-    assert found.resolve(request, 1) is first
-    for nbytes in range(10):
-        assert found.resolve(request, nbytes).algorithm == "ring"
-    assert len(found._known) <= 3
-
-
 def test_auto_decides_for_every_root_alone() -> None:
     """What was decided for one root at a size is not what another root asks for."""
     algorithms = {"broadcast": "mst", "reduce": "be"}
     found = Choices(
         {name: (Decision(0, None, Recipe(name, each)),) for name, each in algorithms.items()}
     )
-    for _ in range(2):
-        for root in (0, 2, 1):
-            for collective, algorithm in algorithms.items():
-                resolved = found.resolve(Recipe(collective, "auto", root), 4096)
-                assert (resolved.collective, resolved.root) == (collective, root)
-                assert resolved.algorithm == algorithm
+    for root in (0, 2, 1):
+        for collective, algorithm in algorithms.items():
+            for channel in (1, 0):
+                resolved = found.resolve(Recipe(collective, "auto", root, {}, channel), 4096)
+                assert resolved == Recipe(collective, algorithm, root, {}, channel)
