@@ -102,8 +102,7 @@ class Group(Identity):
 
     def broadcast(self, tensors: Sequence[Tensor], opts: Any = None) -> Submitted:
         """Overwrite a tensor with that of the root."""
-        root = 0 if opts is None else opts.rootRank
-        self._require_rank("root of broadcast", root)
+        root = self._root("broadcast", opts)
         rows = Rows("broadcast", tensors)
         planned = self._planner.planned("broadcast", rows.nbytes, root)
 
@@ -142,14 +141,9 @@ class Group(Identity):
 
         return self._submit(f"all_reduce of sparse {tensors[0].dtype}", body, tensors, opts)
 
-    def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Submitted:
-        """Do what :meth:`allreduce` does: several tensors travel as one."""
-        return self.allreduce(tensors, opts)
-
     def reduce(self, tensors: Sequence[Tensor], opts: Any = None) -> Submitted:
         """Reduce a tensor over the ranks into that of the root; the others' stay as they are."""
-        root = 0 if opts is None else opts.rootRank
-        self._require_rank("root of reduce", root)
+        root = self._root("reduce", opts)
         rows, reduction = self._reduced("reduce", tensors, opts)
         form = Form(reduction=reduction.name)
         planned = self._planner.planned("reduce", rows.nbytes, root, form)
@@ -232,8 +226,7 @@ class Group(Identity):
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
     ) -> Submitted:
         """Fill a tensor for each rank, on the root, with that rank's."""
-        root = 0 if opts is None else opts.rootRank
-        self._require_rank("root of gather", root)
+        root = self._root("gather", opts)
         own = Rows("gather", inputs[:1])
         into = self._list_of_root("gather", outputs, root)
         label = f"gather (root {root}), {own.shape}"
@@ -252,8 +245,7 @@ class Group(Identity):
         self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any = None
     ) -> Submitted:
         """Fill a tensor with the one that the root has for this rank."""
-        root = 0 if opts is None else opts.rootRank
-        self._require_rank("root of scatter", root)
+        root = self._root("scatter", opts)
         own = Rows("scatter", outputs[:1])
         given = self._list_of_root("scatter", inputs, root)
         label = f"scatter (root {root}), {own.shape}"
@@ -410,7 +402,8 @@ class Group(Identity):
         """Start to receive a tensor from any rank."""
         return self._messages.receive(tensors[0], None, tag)
 
-    # Names that torch had before, and calls in places.
+    # Names that torch had before, and calls in places. Several tensors travel as one anyway.
+    allreduce_coalesced = allreduce
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     _reduce_scatter_base = reduce_scatter_single
@@ -478,6 +471,9 @@ class Group(Identity):
         width = tensor.numel() // length if length else 0
         return [size * width for size in sizes]
 
-    def _require_rank(self, what: str, rank: int) -> None:
-        if not 0 <= rank < self._size:
-            raise InvalidValueError(what, rank, f"a rank of the group, in 0..{self._size - 1}")
+    def _root(self, what: str, opts: Any) -> int:
+        root: int = 0 if opts is None else opts.rootRank
+        if not 0 <= root < self._size:
+            rule = f"a rank of the group, in 0..{self._size - 1}"
+            raise InvalidValueError(f"root of {what}", root, rule)
+        return root

@@ -29,12 +29,6 @@ def register_backend() -> str:
 
 
 def _made(options: Any, given: Any) -> Any:
-    """Make a group; torch calls it on every rank of it.
-
-    Args:
-        options: torch's: store, ranks and time limit.
-        given: the ``pg_options`` of the caller.
-    """
     from syncopate.c10d.group import made  # noqa: PLC0415 - see the module
 
     return made(options, given)

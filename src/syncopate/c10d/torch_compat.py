@@ -4,7 +4,7 @@ One place, so that a new torch is tried by one file of tests (``test_torch_compa
 where a name is gone or does something else. Tried with torch 2.13.0. What each is for:
 
 * ``ProcessGroup`` and ``Work``: the classes whose methods torch calls, from Python and, through
-  pybind11, from C++ (DDP, functional collectives). Their names are in :data:`CALLED_FROM_C`.
+  pybind11, from C++ (DDP, functional collectives).
 * ``Reduction``: a ``ReduceOp`` taken apart.
 * ``follow``: a future that raises in C++, too. ``Future.set_exception`` only makes Python raise.
 * ``uncompiled``: a class whose methods torch.compile does not look into. To it a process group is
@@ -22,35 +22,10 @@ import torch
 import torch.distributed as dist
 from torch._compile import _disable_dynamo
 
-__all__ = [
-    "CALLED_FROM_C",
-    "ProcessGroup",
-    "Reduction",
-    "Work",
-    "follow",
-    "reduction_of",
-    "uncompiled",
-]
-
 _Kind = TypeVar("_Kind", bound=type)
 
 ProcessGroup: Any = dist.ProcessGroup
 Work: Any = dist.Work
-
-CALLED_FROM_C = (
-    "allgather",
-    "all_gather_single_coalesced",
-    "allreduce",
-    "allreduce_coalesced",
-    "all_to_all_single",
-    "barrier",
-    "broadcast",
-    "reduce_scatter",
-    "reduce_scatter_single_coalesced",
-    "send",
-    "recv",
-)
-"""Methods of a process group in Python that C++ calls; it calls no others of such a group."""
 
 
 class Reduction(NamedTuple):
