@@ -34,7 +34,6 @@ from syncopate.collectives.mesh.reductions import REDUCTIONS, SUM, Reduce
 from syncopate.collectives.mesh.sockets import Sending
 from syncopate.collectives.shards import PLAIN, Bounds, Form
 from syncopate.schedules.base import Schedule
-from syncopate.schedules.blocks import BLOCK_BYTES
 from syncopate.schedules.conditions import conditions
 from syncopate.units import MIB
 
@@ -59,13 +58,15 @@ _Code = Iterable[tuple[int, int, Any, Any, int]]
 _Cut = Callable[[int, int], Any]
 """Elements from, up to: what stands for them on the wire."""
 
+_Cuts = Callable[[torch.Tensor], _Cut]
+
 
 class _Wire(NamedTuple):
     """How messages travel, and what stands for the regions of a tensor there."""
 
     send: Callable[[Any, int, int], Any]
     receive: Callable[[Any, int, int], Any]
-    cuts: Callable[[torch.Tensor], _Cut]
+    cuts: _Cuts
 
 
 class _Direct(NamedTuple):
@@ -74,14 +75,12 @@ class _Direct(NamedTuple):
     Attributes:
         program: what to do.
         tag_base: the part of its tags that tells collectives apart.
-        wire: how its messages travel.
         narrow: the element type of its messages; None for that of the buffer.
         add: what reduces; None for a sum.
     """
 
     program: Program
     tag_base: int
-    wire: _Wire
     narrow: torch.dtype | None
     add: Reduce | None = None
 
@@ -101,9 +100,7 @@ class _Staged:
     """A program bound to memory of its own.
 
     Attributes:
-        buffer: elements of the collective's buffer.
-        memory: of the buffer, as numpy sees it.
-        wire: how its messages travel.
+        memory: of the collective's buffer, as numpy sees it.
         add: what reduces; None for a sum.
         code: bound instructions.
         adds: whether it has sums.
@@ -111,18 +108,17 @@ class _Staged:
         nbytes: memory held.
     """
 
-    def __init__(self, direct: _Direct, numel: int, dtype: torch.dtype) -> None:
-        self.buffer = torch.empty(numel, dtype=dtype)
-        self.memory = _memory(self.buffer)
+    def __init__(self, direct: _Direct, cuts: _Cuts, numel: int, dtype: torch.dtype) -> None:
+        buffer = torch.empty(numel, dtype=dtype)
+        self.memory = _memory(buffer)
         beside_dtype, sizes = direct.beside(numel, dtype)
         beside = torch.empty(sum(sizes), dtype=beside_dtype)
-        self.wire = direct.wire
         self.add = direct.add
-        memory = self.buffer, beside[: sizes[0]], beside[sizes[0] :]
-        self.code = list(_bind(direct, memory))
+        memory = buffer, beside[: sizes[0]], beside[sizes[0] :]
+        self.code = list(_bind(direct, cuts, memory))
         self.adds = any(item[0] == _ADD for item in self.code)
         self.works: list[Any] = [None] * direct.program.works
-        self.nbytes = self.buffer.nbytes + beside.nbytes
+        self.nbytes = buffer.nbytes + beside.nbytes
 
 
 class Executor:
@@ -132,23 +128,15 @@ class Executor:
         group: the channel's process group; a Gloo group, or any with CPU point-to-point.
         rank: this rank within the group.
         timeout_s: how long a rank waits for another.
-        block_bytes: length of the longest block of a transfer; the same on all ranks.
     """
 
-    def __init__(
-        self,
-        group: dist.ProcessGroup,
-        rank: int,
-        timeout_s: float = 300.0,
-        block_bytes: int = BLOCK_BYTES,
-    ) -> None:
+    def __init__(self, group: dist.ProcessGroup, rank: int, timeout_s: float) -> None:
         self._mesh = links.connect(group, timeout_s)
         if self._mesh is None:
             self._wire = _Wire(*transport.point_to_point(group), _slices)
         else:
             self._wire = _Wire(self._mesh.send, self._mesh.receive, _bytes)
         self._rank = rank
-        self._block_bytes = block_bytes
         self._programs: OrderedDict[_Key, _Direct | _Staged] = OrderedDict()
         self._staged_bytes = 0
         self._scratch = torch.empty(0, dtype=torch.uint8)
@@ -170,9 +158,9 @@ class Executor:
             self._run_staged(program, tensor)
         else:
             beside = self._scratch_of(*program.beside(tensor.numel(), tensor.dtype))
-            code = _bind(program, (tensor.view(-1), *beside))
+            code = _bind(program, self._wire.cuts, (tensor.view(-1), *beside))
             with _quietly():
-                self._execute(program, code, [None] * program.program.works)
+                self._execute(code, [None] * program.program.works, program.add)
 
     @property
     def meshed(self) -> bool:
@@ -270,11 +258,11 @@ class Executor:
         memory = _memory(tensor)
         program.memory[:] = memory
         with _quietly() if program.adds else contextlib.nullcontext():
-            self._execute(program, program.code, program.works)
+            self._execute(program.code, program.works, program.add)
         memory[:] = program.memory
 
-    def _execute(self, program: _Direct | _Staged, code: _Code, works: list[Any]) -> None:
-        (send, receive, _), add = program.wire, program.add
+    def _execute(self, code: _Code, works: list[Any], add: Reduce | None) -> None:
+        send, receive, _ = self._wire
         peer = -1
         try:
             for op, index, region, other, tag in code:
@@ -306,17 +294,15 @@ class Executor:
         if found is not None:
             self._programs.move_to_end(key)
             return found
-        compiled = compile_program(
-            schedule, self._rank, numel, travels_as.itemsize, self._block_bytes, bounds=bounds
-        )
+        compiled = compile_program(schedule, self._rank, numel, travels_as.itemsize, bounds=bounds)
         if narrow is not None:
             compiled = narrowed(compiled, agree=conditions(schedule.collective).agrees)
         elements = f"{numel} {travels_as}" + (reduction if reduction != SUM else "")
         base = _tag_base(schedule, elements, bounds)
-        direct = _Direct(compiled, base, self._wire, narrow, REDUCTIONS[reduction])
+        direct = _Direct(compiled, base, narrow, REDUCTIONS[reduction])
         program: _Direct | _Staged = direct
         if tensor.nbytes <= STAGED_BYTES:
-            program = _Staged(direct, numel, tensor.dtype)
+            program = _Staged(direct, self._wire.cuts, numel, tensor.dtype)
             self._staged_bytes += program.nbytes
         self._programs[key] = program
         while len(self._programs) > 1 and (
@@ -376,19 +362,19 @@ def _terms(memory: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
     return tuple(tensor.numpy() for tensor in memory)
 
 
-def _bind(direct: _Direct, memory: tuple[torch.Tensor, ...]) -> _Code:
+def _bind(direct: _Direct, cuts_of: _Cuts, memory: tuple[torch.Tensor, ...]) -> _Code:
     """Yield the instructions one by one: the first message need not wait for the last one's view.
 
     Args:
         direct: the program.
+        cuts_of: what stands for its messages on the wire.
         memory: what it works on, and beside it what :meth:`_Direct.beside` says, flat.
     """
-    program, base, wire, *_ = direct
-    cuts = tuple(wire.cuts(tensor) for tensor in memory)
+    cuts = tuple(cuts_of(tensor) for tensor in memory)
     terms = _terms(memory)
-    for op, index, (where, start, stop), source, peer, tag in program.instructions:
+    for op, index, (where, start, stop), source, peer, tag in direct.program.instructions:
         if op <= _SEND:
-            yield op, index, cuts[where](start, stop), peer, base | (tag & _TAG_MASK)
+            yield op, index, cuts[where](start, stop), peer, direct.tag_base | (tag & _TAG_MASK)
         elif op < _ADD:
             yield op, index, None, peer, tag
         else:
