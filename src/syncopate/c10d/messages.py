@@ -163,11 +163,10 @@ class Messages:
     ) -> Message:
         with naming(self._named), self._detector.beside(label):
             work = begin()
-        later = self._runner.later(work)
 
         def wait() -> None:
             with self._detector.beside(label):
-                later.wait()
+                self._runner.wait(work)
             end()
 
         return Message(wait, work, [tensor], self._named)

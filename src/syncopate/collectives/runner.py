@@ -19,7 +19,6 @@ import torch.distributed as dist
 from syncopate.collectives import transport
 from syncopate.collectives.backend import calls, native
 from syncopate.collectives.backend.narrow import Narrow
-from syncopate.collectives.backend.waits import Later
 from syncopate.collectives.mesh.executor import Executor
 from syncopate.collectives.mesh.sockets import Sending
 from syncopate.collectives.messages.objects import Objects
@@ -74,7 +73,7 @@ class Runner:
         timeout_s: how long a rank waits for another.
     """
 
-    def __init__(self, group: dist.ProcessGroup, rank: int, timeout_s: float = 300.0) -> None:
+    def __init__(self, group: dist.ProcessGroup, rank: int, timeout_s: float) -> None:
         self.group = group
         self._world_size = group.size()
         self._backends = transport.backends(group)
@@ -229,28 +228,39 @@ class Runner:
         """
         self._patiently(lambda: self._executor.swap(outgoing, incoming, label))
 
-    def later(self, work: Any) -> Later:
-        """Return a message of Gloo's that is under way, whose wait can be interrupted."""
-        return self._native.waits.of(work)
-
-    def exchange(self, outgoing: torch.Tensor, incoming: torch.Tensor, peer: int) -> list[Any]:
+    def exchange(
+        self, outgoing: torch.Tensor, incoming: torch.Tensor, peer: int
+    ) -> Callable[[], None]:
         """Start to send to and to receive from ``peer`` at the same time, outside any collective.
 
         Returns:
-            What is to be waited for; those of later calls may be under way meanwhile.
+            What waits for both; those of later calls may be under way meanwhile.
 
         Raises:
             PeerError: a connection is lost.
         """
-        if not outgoing.is_cuda:
+        if outgoing.is_cuda:
+            messages = [
+                calls.Message(outgoing, peer, sends=True),
+                calls.Message(incoming, peer, sends=False),
+            ]
+            started: list[Any] = calls.batch(self.group, messages)
+        else:
             started = self._executor.exchange(outgoing, incoming, peer)
-            meshed = self._executor.meshed
-            return started if meshed else [self._native.waits.of(each) for each in started]
-        messages = [
-            calls.Message(outgoing, peer, sends=True),
-            calls.Message(incoming, peer, sends=False),
-        ]
-        return calls.batch(self.group, messages)
+
+        def wait() -> None:
+            for each in started:
+                each.wait()
+
+        return wait if outgoing.is_cuda else lambda: self._patiently(wait)
+
+    def wait(self, work: Any) -> None:
+        """Wait for a message of Gloo's that is under way, in a way that can be interrupted.
+
+        Raises:
+            RuntimeError: it failed, or the communicator broke.
+        """
+        self._native.waits.run(work.wait)
 
     def _patiently(self, action: Callable[[], None]) -> None:
         """Carry out what waits for messages of the executor, in a way that can be interrupted."""

@@ -20,7 +20,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 import torch.distributed as dist
 
@@ -99,25 +98,9 @@ class GlooWaits:
         if errors:
             raise errors[0]
 
-    def of(self, work: Any) -> Later:
-        """Return a message under way, whose ``wait`` ends as that of :meth:`run` does."""
-        return Later(self, work)
-
     def _over(self) -> bool:
         since_s = self._interrupted_s
         return since_s is not None and time.monotonic() - since_s > PATIENCE_S
-
-
-class Later:
-    """A message under way; made by :meth:`GlooWaits.of`."""
-
-    def __init__(self, waits: GlooWaits, work: Any) -> None:
-        self._waits = waits
-        self._work = work
-
-    def wait(self) -> None:
-        """Wait for its end; raises as :meth:`GlooWaits.run` does."""
-        self._waits.run(self._work.wait)
 
 
 def _hold(group: dist.ProcessGroup, work: dist.Work) -> None:

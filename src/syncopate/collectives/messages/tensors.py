@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
@@ -27,7 +26,7 @@ class Exchange:
     def __init__(self, runner: Runner, peer: int) -> None:
         self._runner = runner
         self._peer = peer
-        self._under_way: deque[list[Any]] = deque()
+        self._under_way: deque[Callable[[], None]] = deque()
 
     def start(self, outgoing: torch.Tensor, incoming: torch.Tensor) -> None:
         """Start to send ``outgoing`` and to receive into ``incoming``, at the same time.
@@ -44,8 +43,7 @@ class Exchange:
             PeerError: the connection is lost.
         """
         try:
-            for message in self._under_way.popleft():
-                message.wait()
+            self._under_way.popleft()()
         except RuntimeError as error:
             raise PeerError(self._peer, error) from error
 

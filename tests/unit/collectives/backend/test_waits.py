@@ -63,7 +63,7 @@ def test_a_slow_collective_is_waited_for(ending: str) -> None:
     assert work.ended.is_set()
 
 
-@pytest.mark.parametrize("ending", ["wait", "run", "of"])
+@pytest.mark.parametrize("ending", ["wait", "run"])
 def test_what_it_failed_with_is_raised(ending: str) -> None:
     work, group_waits = Work(), GlooWaits(Group())  # type: ignore[arg-type]
     work.error = RuntimeError("Connection closed by peer")
@@ -71,7 +71,6 @@ def test_what_it_failed_with_is_raised(ending: str) -> None:
     calls: dict[str, Callable[[], Any]] = {
         "wait": lambda: group_waits.wait(work),
         "run": lambda: group_waits.run(work.wait),
-        "of": lambda: group_waits.of(work).wait(),
     }
     with pytest.raises(RuntimeError, match="closed by peer"):
         calls[ending]()
@@ -112,10 +111,9 @@ def test_an_interrupted_wait_ends_and_the_group_stays_until_gloo_has_ended() -> 
 def test_messages_that_are_interrupted_are_left_to_their_thread() -> None:
     work, group_waits = Work(), GlooWaits(Group())  # type: ignore[arg-type]
     threading.Timer(0.1, group_waits.interrupt).start()
-    for call in (lambda: group_waits.run(work.wait), group_waits.of(work).wait):
-        with pytest.raises(RuntimeError) as caught:
-            call()
-        assert failure_kind(caught.value) == "interrupted"
+    with pytest.raises(RuntimeError) as caught:
+        group_waits.run(work.wait)
+    assert failure_kind(caught.value) == "interrupted"
     left = [each for each in threading.enumerate() if each.name == "syncopate-gloo"]
     assert all(each.daemon for each in left)
     work.ended.set()
