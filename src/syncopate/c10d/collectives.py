@@ -100,8 +100,9 @@ def swap(
         return
     size = len(outgoing)
     others = [(rank + step) % size for step in range(1, size)]
-    runner.swap(
+    wait = runner.start(
         {peer: raw(outgoing[peer]) for peer in others if outgoing[peer].numel()},
         {peer: raw(incoming[peer]) for peer in reversed(others) if incoming[peer].numel()},
         label,
     )
+    wait()

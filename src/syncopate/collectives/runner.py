@@ -194,65 +194,29 @@ class Runner:
         self._executor.close()
         transport.destroy_group(self.group)
 
-    def send(self, tensor: torch.Tensor, peer: int) -> None:
-        """Send a tensor to ``peer``, outside any collective.
-
-        Raises:
-            PeerError: the message failed.
-        """
-        if tensor.is_cuda:
-            self._message(tensor, peer, sends=True)
-        else:
-            self._patiently(lambda: self._executor.send(tensor, peer))
-
-    def receive(self, tensor: torch.Tensor, peer: int) -> None:
-        """Receive what ``peer`` sends by :meth:`send` into ``tensor``.
-
-        Raises:
-            PeerError: the message failed.
-        """
-        if tensor.is_cuda:
-            self._message(tensor, peer, sends=False)
-        else:
-            self._patiently(lambda: self._executor.receive(tensor, peer))
-
-    def swap(
-        self, outgoing: Mapping[int, torch.Tensor], incoming: Mapping[int, torch.Tensor], label: str
-    ) -> None:
-        """Send to, and receive from, several ranks at the same time, as one collective.
-
-        Arguments as of :meth:`~syncopate.collectives.mesh.executor.Executor.swap`.
-
-        Raises:
-            PeerError: a message failed.
-        """
-        self._patiently(lambda: self._executor.swap(outgoing, incoming, label))
-
-    def exchange(
-        self, outgoing: torch.Tensor, incoming: torch.Tensor, peer: int
+    def start(
+        self,
+        outgoing: Mapping[int, torch.Tensor],
+        incoming: Mapping[int, torch.Tensor],
+        label: str = "",
     ) -> Callable[[], None]:
-        """Start to send to and to receive from ``peer`` at the same time, outside any collective.
+        """Start to send to, and to receive from, some ranks at the same time, beside schedules.
 
-        Returns:
-            What waits for both; those of later calls may be under way meanwhile.
-
-        Raises:
-            PeerError: a connection is lost.
+        Arguments, errors and what is returned as of
+        :meth:`~syncopate.collectives.mesh.executor.Executor.start`; one device's tensors.
         """
-        if outgoing.is_cuda:
-            messages = [
-                calls.Message(outgoing, peer, sends=True),
-                calls.Message(incoming, peer, sends=False),
-            ]
-            started: list[Any] = calls.batch(self.group, messages)
-        else:
-            started = self._executor.exchange(outgoing, incoming, peer)
+        if not any(tensor.is_cuda for tensor in (*outgoing.values(), *incoming.values())):
+            wait = self._executor.start(outgoing, incoming, label)
+            return lambda: self._patiently(wait)
+        messages = [calls.Message(tensor, peer, True) for peer, tensor in outgoing.items()]
+        messages += [calls.Message(tensor, peer, False) for peer, tensor in incoming.items()]
+        works = calls.batch(self.group, messages)
 
-        def wait() -> None:
-            for each in started:
-                each.wait()
+        def wait_for_all() -> None:
+            for work in works:
+                work.wait()
 
-        return wait if outgoing.is_cuda else lambda: self._patiently(wait)
+        return wait_for_all
 
     def wait(self, work: Any) -> None:
         """Wait for a message of Gloo's that is under way, in a way that can be interrupted.
@@ -268,10 +232,6 @@ class Runner:
             action()
         else:
             self._native.waits.run(action)
-
-    def _message(self, tensor: torch.Tensor, peer: int, *, sends: bool) -> None:
-        for work in calls.batch(self.group, [calls.Message(tensor, peer, sends)]):
-            work.wait()
 
     def _backend(self, tensor: torch.Tensor) -> str:
         try:

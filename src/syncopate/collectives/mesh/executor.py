@@ -180,71 +180,48 @@ class Executor:
         if self._mesh is not None:
             self._mesh.interrupt()
 
-    def send(self, tensor: torch.Tensor, peer: int) -> None:
-        """Send a tensor to ``peer``, outside any schedule; return when it may be changed again.
+    def start(
+        self,
+        outgoing: Mapping[int, torch.Tensor],
+        incoming: Mapping[int, torch.Tensor],
+        label: str = "",
+    ) -> Callable[[], None]:
+        """Start to send to, and to receive from, some ranks at the same time, beside schedules.
 
-        Raises:
-            PeerError: the message failed.
-        """
-        self._carry_out(self._wire.send, tensor, peer)
-
-    def receive(self, tensor: torch.Tensor, peer: int) -> None:
-        """Receive what ``peer`` sends by :meth:`send` into ``tensor``.
-
-        Raises:
-            PeerError: the message failed.
-        """
-        self._carry_out(self._wire.receive, tensor, peer)
-
-    def exchange(self, outgoing: torch.Tensor, incoming: torch.Tensor, peer: int) -> list[Any]:
-        """Start to send to and to receive from ``peer`` at the same time, outside any schedule.
+        Args:
+            outgoing: what goes to each rank: contiguous CPU tensors with elements.
+            incoming: where what comes from each rank lands; the same kind of tensors.
+            label: of a collective that this is; empty for messages that are none. Messages of
+                another label do not meet these.
 
         Returns:
-            Both messages, to be waited for; those of later calls may be under way meanwhile.
+            What waits for all of them; messages of later calls may be under way meanwhile. It
+            raises ``PeerError`` where one failed.
 
         Raises:
             PeerError: a connection is lost.
         """
         send, receive, _ = self._wire
-        try:
-            started = [receive(self._whole(incoming), peer, _MESSAGE_TAG)]
-            started.append(send(self._whole(outgoing), peer, _MESSAGE_TAG))
-        except RuntimeError as error:
-            raise PeerError(peer, error) from error
-        return started
-
-    def swap(
-        self, outgoing: Mapping[int, torch.Tensor], incoming: Mapping[int, torch.Tensor], label: str
-    ) -> None:
-        """Send to, and receive from, several ranks at the same time, as one collective.
-
-        Args:
-            outgoing: what goes to each rank: contiguous CPU tensors with elements.
-            incoming: where what comes from each rank lands; the same kind of tensors.
-            label: the collective's. Messages of collectives of another label do not meet these.
-
-        Raises:
-            PeerError: a send or receive failed.
-        """
-        send, receive, _ = self._wire
-        tag = _SWAP_TAG | (zlib.crc32(label.encode()) & _SWAP_HASH)
-        peer = -1
+        mark = zlib.crc32(label.encode()) & _SWAP_HASH
+        tag = _SWAP_TAG | mark if label else _MESSAGE_TAG
         started = []
+        peer = -1
         try:
             for peer, tensor in incoming.items():
                 started.append((peer, receive(self._whole(tensor), peer, tag)))
             for peer, tensor in outgoing.items():
                 started.append((peer, send(self._whole(tensor), peer, tag)))
-            for peer, message in started:  # noqa: B007 - the error names it
-                message.wait()
         except RuntimeError as error:
             raise PeerError(peer, error) from error
 
-    def _carry_out(self, start: Callable[..., Any], tensor: torch.Tensor, peer: int) -> None:
-        try:
-            start(self._whole(tensor), peer, _MESSAGE_TAG).wait()
-        except RuntimeError as error:
-            raise PeerError(peer, error) from error
+        def wait() -> None:
+            for peer, message in started:
+                try:
+                    message.wait()
+                except RuntimeError as error:
+                    raise PeerError(peer, error) from error
+
+        return wait
 
     def _whole(self, tensor: torch.Tensor) -> Any:
         return self._wire.cuts(tensor.view(-1))(0, tensor.numel())

@@ -34,7 +34,7 @@ class Exchange:
         Raises:
             PeerError: the connection is lost.
         """
-        self._under_way.append(self._runner.exchange(outgoing, incoming, self._peer))
+        self._under_way.append(self._runner.start({self._peer: outgoing}, {self._peer: incoming}))
 
     def finish(self) -> None:
         """Wait for what was started first: its incoming tensor is there, the other may be changed.
@@ -70,7 +70,7 @@ class Messages:
             CollectiveError: a rank was lost.
         """
         with self._detector.beside(f"message to rank {peer}"):
-            self._runner.send(tensor, peer)
+            self._runner.start({peer: tensor}, {})()
 
     def receive(self, tensor: torch.Tensor, peer: int) -> None:
         """Receive what rank ``peer`` sends into ``tensor``.
@@ -79,7 +79,7 @@ class Messages:
             CollectiveError: a rank was lost.
         """
         with self._detector.beside(f"message from rank {peer}"):
-            self._runner.receive(tensor, peer)
+            self._runner.start({}, {peer: tensor})()
 
     @contextmanager
     def exchange(self, peer: int) -> Iterator[Exchange]:
