@@ -28,7 +28,7 @@ import contextlib
 import datetime
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -38,12 +38,6 @@ from torch.distributed import distributed_c10d
 from syncopate.collectives.health.blame import Kind
 from syncopate.errors import CollectiveError
 from syncopate.ranks import BACKEND
-
-Send = Callable[[list[torch.Tensor], int, int], Any]
-"""``send([tensor], peer, tag) -> work``; ``peer`` is a rank of the group."""
-
-Receive = Send
-"""``receive([tensor], peer, tag) -> work``."""
 
 LONGEST_S = (1 << 31) // 1000 - 1.0
 """The longest time limit, some weeks: what one call of the kernel can wait."""
@@ -57,17 +51,6 @@ MADE_HERE = ("gloo", "nccl")
 _BREAK_TAG = 1 << 30
 _CPU = torch.device("cpu")
 _c10d: Any = distributed_c10d
-
-
-def point_to_point(group: dist.ProcessGroup) -> tuple[Send, Receive]:
-    """Return the cheapest ``(send, receive)`` for CPU tensors on ``group``.
-
-    Messages between two ranks match by tag, in the order in which each side posted them. The
-    returned work must be kept until its ``wait()``, and waited for once. Both calls raise
-    ``RuntimeError`` when the connection is already known to be lost.
-    """
-    backend = gloo_backend(group) or group
-    return backend.send, backend.recv
 
 
 def break_connections(group: dist.ProcessGroup, peers: Iterable[int]) -> tuple[int, ...]:

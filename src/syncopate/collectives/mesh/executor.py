@@ -62,7 +62,12 @@ _Cuts = Callable[[torch.Tensor], _Cut]
 
 
 class _Wire(NamedTuple):
-    """How messages travel, and what stands for the regions of a tensor there."""
+    """How messages travel, and what stands for the regions of a tensor there.
+
+    Messages between two ranks match by tag, in the order in which each side posted them. What
+    ``send`` and ``receive`` return must be kept until its ``wait()``, and waited for once. Both
+    raise ``RuntimeError`` when the connection is already known to be lost.
+    """
 
     send: Callable[[Any, int, int], Any]
     receive: Callable[[Any, int, int], Any]
@@ -133,7 +138,8 @@ class Executor:
     def __init__(self, group: dist.ProcessGroup, rank: int, timeout_s: float) -> None:
         self._mesh = links.connect(group, timeout_s)
         if self._mesh is None:
-            self._wire = _Wire(*transport.point_to_point(group), _slices)
+            backend = transport.gloo_backend(group) or group
+            self._wire = _Wire(backend.send, backend.recv, _slices)
         else:
             self._wire = _Wire(self._mesh.send, self._mesh.receive, _bytes)
         self._rank = rank
