@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
 
+from syncopate.collectives.shards import lengths
 from syncopate.errors import InvalidValueError
 
 _RULE = "a dense one in a CPU's memory; CUDA tensors are NCCL's: init_process_group('nccl')"
@@ -55,10 +56,7 @@ class Rows:
     @property
     def equal(self) -> bool:
         """Whether all tensors have as many elements."""
-        return len({end - begin for begin, end in self._pieces()}) <= 1
-
-    def _pieces(self) -> list[tuple[int, int]]:
-        return list(zip(self.bounds, self.bounds[1:], strict=False))
+        return len(set(lengths(self.bounds))) <= 1
 
     def take(self) -> Tensor:
         """Return the row, shape (numel,): the memory of a lone contiguous tensor, else a copy."""
@@ -78,7 +76,7 @@ class Rows:
 
     def put(self, row: Tensor) -> None:
         """Fill the tensors with a row."""
-        for tensor, (begin, end) in zip(self._tensors, self._pieces(), strict=True):
+        for tensor, (begin, end) in zip(self._tensors, pairwise(self.bounds), strict=True):
             piece = row[begin:end]
             if tensor.numel() and not (_plain(tensor) and piece.data_ptr() == tensor.data_ptr()):
                 tensor.copy_(piece.view(tensor.shape))
