@@ -27,10 +27,9 @@ ON_WORKER_LOSS = (ABORT, CONTINUE, WAIT)
 """What a lost worker means: the job ends, goes on with the others, or waits for another process."""
 
 Opens = Literal["", "lost", "more"]
-CLOSED: Opens
-LOST: Opens
-MORE: Opens
-CLOSED, LOST, MORE = "", "lost", "more"
+CLOSED: Opens = ""
+LOST: Opens = "lost"
+MORE: Opens = "more"
 """Which places processes may take that come while a job runs: none, those of workers that are
 lost, or also one more than there were.
 """

@@ -10,6 +10,7 @@ from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol import reasons
 from syncopate.protocol.actions import Action, Peer
+from syncopate.protocol.flow import ANSWERS
 from syncopate.protocol.gradients.clipping import StepNorm
 from syncopate.protocol.gradients.narrow import push_bytes
 from syncopate.protocol.messages import Refusal
@@ -394,19 +395,14 @@ class SliceMachine:
     def _answer(self, worker: int) -> Action:
         waiting = self._waiting.pop(worker)
         pull = waiting.pull
-        kind, backup = msg.Weights, worker if self._rules.mode == DC_ASGD else None
-        asker, rows = -1, (0, 0)
-        if isinstance(pull, msg.PullState):
-            kind, backup = msg.State, None
-        elif isinstance(pull, msg.PullRows):
-            kind, asker = msg.Rows, worker
-        elif isinstance(pull, msg.PullTable):
-            kind, rows = msg.TableState, (pull.begin, pull.count)
         if self._rules.keeps_before and max(pull.after, 0) < self.oldest:
             # A server that died as it cut a bundle does not have the version before on its disk.
             return act.Fail(reasons.not_there_any_more(worker, self.spec.name, pull.after))
         before = self._has_before and self._version == pull.after + 1
-        weights = kind(self.spec.key, self._version - before, pull.request)
+        weights = ANSWERS[type(pull)](self.spec.key, self._version - before, pull.request)
+        backup = worker if self._rules.mode == DC_ASGD and type(pull) is msg.Pull else None
+        asker = worker if isinstance(pull, msg.PullRows) else -1
+        rows = (pull.begin, pull.count) if isinstance(pull, msg.PullTable) else (0, 0)
         return act.Answer(waiting.peer, weights, pull.priority, backup, asker, rows, before)
 
     def _why_left(self, worker: int, other: int) -> str:

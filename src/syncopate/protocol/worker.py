@@ -125,7 +125,7 @@ class WorkerMachine:
         return [
             act.Send(server, each, _URGENT)
             for server, link in enumerate(self._links)
-            for each in (self._of_layout(server) if link.open else ())
+            for each in (declared(layout, rules, server) if link.open else ())
         ]
 
     def declare_table(self, slices: Iterable[TableSlice]) -> list[Action]:
@@ -195,7 +195,8 @@ class WorkerMachine:
         """Take in what a server said."""
         self._links[server].heard_s = now_s
         if isinstance(message, msg.Ack | msg.Weights):
-            if not self._is_of(message.key, server):
+            known = message.key in self._flows or message.key in self._partition
+            if not known or self._server(message.key) != server:
                 return self._refuse(msg.UNKNOWN)
             return self._told(message, payload_bytes, now_s)
         if isinstance(message, msg.Share):
@@ -332,12 +333,10 @@ class WorkerMachine:
 
     def _declarations(self, server: int) -> list[msg.Message]:
         """Return what a server shall keep."""
+        layout = self._layout
+        tensors = [] if layout is None else declared(layout, self._rules, server)
         own = [table for key, table in self._tables.items() if server_of(key) == server]
-        return [*self._of_layout(server), *map(msg.DeclareTable, own)]
-
-    def _of_layout(self, server: int) -> list[msg.Message]:
-        """Return what it shall keep of tensors."""
-        return [] if self._layout is None else [*declared(self._layout, self._rules, server)]
+        return [*tensors, *map(msg.DeclareTable, own)]
 
     def _send(self, key: int, now_s: float) -> list[Action]:
         """Send what the window allows."""
@@ -470,10 +469,6 @@ class WorkerMachine:
             return server_of(key)
         assert self._layout is not None
         return self._layout.server_of[key % BUNDLE]
-
-    def _is_of(self, key: int, server: int) -> bool:
-        known = key in self._flows or key in self._partition
-        return known and self._server(key) == server
 
     def _rest(self, key: int) -> None:
         flow = self._flows[key]

@@ -35,18 +35,17 @@ def _total(squares: Iterable[float]) -> float:
 
 
 class StepNorm:
-    """What one server knows of the norm of the step that it is to take next."""
+    """What one server knows of the norm of the step that it is to take next.
+
+    Attributes:
+        share: of this server in the step that waits for its norm; None: none waits.
+    """
 
     def __init__(self) -> None:
         """Know nothing."""
+        self.share: msg.Share | None = None
         self._squares: dict[int, float] = {}
-        self._share: msg.Share | None = None
         self._norm: msg.Norm | None = None
-
-    @property
-    def share(self) -> msg.Share | None:
-        """The share of this server in the step that waits for its norm; None: none waits."""
-        return self._share
 
     def of(self, version: int) -> float | None:
         """Return the norm of the step to ``version``; None where it is not known."""
@@ -65,15 +64,15 @@ class StepNorm:
         self._squares[key] = squares
         if len(self._squares) < slices:
             return False
-        self._share = msg.Share(version, _total(self._squares.values()))
+        self.share = msg.Share(version, _total(self._squares.values()))
         self._squares = {}
         return True
 
     def take(self, norm: msg.Norm) -> bool:
         """Take in the norm of a step; say whether it is the one that is waited for."""
-        if self._share is None or norm.version != self._share.version:
+        if self.share is None or norm.version != self.share.version:
             return False  # another worker said it before
-        self._share, self._norm = None, norm
+        self.share, self._norm = None, norm
         return True
 
     def split(self, cut: Cut) -> None:

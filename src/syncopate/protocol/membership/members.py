@@ -21,11 +21,6 @@ Reaches = Callable[[Peer], bool]
 """Says whether there still is a connection to a peer."""
 
 
-def reaches_none(_: Peer) -> bool:
-    """Say that there is no connection."""
-    return False
-
-
 class Member(msgspec.Struct):
     """A process that registered.
 

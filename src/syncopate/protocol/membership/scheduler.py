@@ -18,15 +18,7 @@ from syncopate.protocol.limits import Limits
 from syncopate.protocol.membership.admission import Admission, assign
 from syncopate.protocol.membership.incarnation import FIRST_LIFE, Incarnation
 from syncopate.protocol.membership.member import ASKS_S
-from syncopate.protocol.membership.members import (
-    Member,
-    Members,
-    Reaches,
-    Seated,
-    member_of,
-    reaches_none,
-    sends,
-)
+from syncopate.protocol.membership.members import Member, Members, Reaches, Seated, member_of, sends
 from syncopate.protocol.membership.parting import Parting
 from syncopate.protocol.membership.places import COMPLETE, Places, taken_by
 from syncopate.protocol.membership.successor import Successor, begun
@@ -42,6 +34,7 @@ class SchedulerMachine:
         over: whether the job is over.
         finished: whether it is, and all is well.
         incarnation: of the run.
+        complete: whether all nodes came.
         settled: whether all nodes have heard of the end, or had the time.
         changes: counts what changed of :attr:`seated`, ``over`` and ``settled``.
     """
@@ -85,10 +78,10 @@ class SchedulerMachine:
         self._parting = Parting(self._members, self._admission, limits, finished=finished)
         self._places = Places(self._members, limits)
         self._all, self._of = self._members.all, self._members.of
-        self._complete = bool(seated)
+        self.complete = bool(seated)
         self._began_s: float | None = None
         # Whether no worker was heard since this scheduler came back: [Note: incarnations].
-        self._alone = self._complete and self._is_durable()
+        self._alone = self.complete and self._is_durable()
         self._successor: Successor | None = None
         # Tokens of workers that the job goes on without, and why: [Note: workers that return].
         self._former: dict[str, str] = {}
@@ -101,14 +94,9 @@ class SchedulerMachine:
     @property
     def seated(self) -> tuple[Seated, ...]:
         """All members, once the job is complete."""
-        if not self._complete:
+        if not self.complete:
             return self._successor.before if self._successor is not None else ()
         return self._members.seated()
-
-    @property
-    def complete(self) -> bool:
-        """Whether all nodes came."""
-        return self._complete
 
     def receive(self, peer: Peer, message: msg.Message, now_s: float) -> list[Action]:
         """Take in what ``peer`` said."""
@@ -131,7 +119,7 @@ class SchedulerMachine:
             raise Refusal(msg.OTHER_RUN, f"job {asked.job!r}; the job here has another name")
         wanted, nodes = self._wanted, self._members.standing(now_s)
         workers = max(wanted[WORKER], len(self._all(WORKER)))
-        return [act.Send(peer, msg.Standing(self._complete, wanted[SERVER], workers, nodes))]
+        return [act.Send(peer, msg.Standing(self.complete, wanted[SERVER], workers, nodes))]
 
     def is_stranger(self, message: msg.Message) -> bool:
         """Say whether who said ``message`` is no member."""
@@ -144,7 +132,7 @@ class SchedulerMachine:
             return []
         return [act.Send(peer, msg.Refused(refusal.reason))]
 
-    def tick(self, now_s: float, reaches: Reaches = reaches_none) -> list[Action]:
+    def tick(self, now_s: float, reaches: Reaches = lambda _: False) -> list[Action]:
         """Notice silent nodes, and nodes that did not come; call it often.
 
         Args:
@@ -159,7 +147,7 @@ class SchedulerMachine:
             self.settled = self._parting.is_over(now_s, reaches)
             self.changes += self.settled
             return []
-        if not self._complete:
+        if not self.complete:
             return self._gather(now_s)
         if self._alone:
             late = now_s - self._began_s > self._limits.silence_s
@@ -167,12 +155,12 @@ class SchedulerMachine:
             return self._begin_again(now_s, why) if late else []
         found: list[Action] = []
         for member in list(self._members.values()):
-            if self.over or not self._complete:
+            if self.over or not self.complete:
                 break
             silent_s = self._silent_s(member, now_s)
             if silent_s and not member.may_return(silent_s, self._limits, reaches):
                 found += self._lose(member, silent_s, now_s)
-        if self._complete and not self.over:
+        if self.complete and not self.over:
             if why := self._places.overdue(now_s):
                 return [*found, *self.abort(why)]
             found += self._seat(now_s, reaches)
@@ -213,7 +201,7 @@ class SchedulerMachine:
         self._successor = Successor(self.seated, self.incarnation)
         self._members.clear()
         self._parting.tokens.clear()
-        self._alone = self._complete = False
+        self._alone = self.complete = False
         self._began_s = now_s
         here = [each for each in workers if each.state == "here"]
         return [*sends(servers, msg.Again()), *sends(here, msg.Abort(why[:4096]))]
@@ -225,13 +213,13 @@ class SchedulerMachine:
     def _returns(self, member: Member) -> bool:
         """Say whether the job waits until a worker is started again."""
         returns = member.register.launch.returns
-        if not self._complete:
+        if not self.complete:
             return returns or member.register.opens != CLOSED
         return returns and self._is_durable()
 
     def _without(self, member: Member, why: str, now_s: float) -> list[Action]:
         """Go on without a worker until it is started again."""
-        if self._complete:
+        if self.complete:
             return self._begin_again(now_s, why)
         del self._members[member.register.token]
         self._former[member.register.token] = why
@@ -280,7 +268,7 @@ class SchedulerMachine:
             is_new = register.role == SERVER and member.peer != peer  # a worker's roster has it all
             member.peer, member.heard_s, member.confirmed = peer, now_s, True
             self._alone = self._alone and register.role == SERVER
-            if not self._complete:
+            if not self.complete:
                 return self._gathered(peer, now_s)
             if self._places.are_asked(member):
                 return [_heard(peer), *self._places.introduce(member)]
@@ -289,7 +277,7 @@ class SchedulerMachine:
             return self._answer_former(peer, register.token)
         if self._alone:
             return [_heard(peer)]  # it registers again
-        enter = self._return if self._complete else self._join
+        enter = self._return if self.complete else self._join
         return enter(peer, register, now_s)
 
     def _join(self, peer: Peer, register: msg.Register, now_s: float) -> list[Action]:
@@ -304,7 +292,7 @@ class SchedulerMachine:
             for member in self._all(WORKER):  # those that live register once more
                 del self._members[member.register.token]
         if len(self._of(register.role, "here")) == self._wanted[register.role]:
-            if self._admission.predecessor(register, complete=self._complete) is not None:
+            if self._admission.predecessor(register, complete=self.complete) is not None:
                 return []  # it registers again: until the first is given up, or all are there
             if self._admission.may_wait(register, now_s):
                 return [_heard(peer)]  # likewise
@@ -332,7 +320,7 @@ class SchedulerMachine:
         if isinstance(found, str):
             return self.abort(found)
         self.incarnation, self._successor = found, None
-        self._complete = True
+        self.complete = True
         self.changes += 1
         for role in self._wanted:
             assign(self._of(role, "here"))
@@ -354,7 +342,7 @@ class SchedulerMachine:
         if register.role == WORKER:
             self._places.ask(peer, register, now_s)
             return [_heard(peer)]
-        before = self._admission.predecessor(register, complete=self._complete)
+        before = self._admission.predecessor(register, complete=self.complete)
         if register.run != self._run and before is None:
             raise Refusal(msg.UNKNOWN, COMPLETE)
         taken = self._admission.take_place(peer, register, now_s)
@@ -490,7 +478,7 @@ class SchedulerMachine:
         """Return for how long a member that is here was silent, 0 for a time that is usual."""
         silent_s = now_s - member.heard_s
         usual_s = self._limits.silence_s
-        if not self._complete or self._places.are_asked(member):
+        if not self.complete or self._places.are_asked(member):
             usual_s = max(usual_s, ASKS_S)
         return silent_s if member.state == "here" and silent_s > usual_s else 0.0
 

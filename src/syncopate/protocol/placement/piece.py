@@ -9,10 +9,9 @@ import msgspec
 from msgspec import Meta
 
 from syncopate.protocol.rules import STEPS, Rules
+from syncopate.protocol.scalars import Number
 from syncopate.protocol.table import Table
 from syncopate.units import dtype_bytes
-
-_Number = Annotated[int, Meta(ge=0, lt=2**62)]
 
 
 class Slice(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -32,8 +31,8 @@ class Slice(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     key: Annotated[int, Meta(ge=0, lt=2**31)]
     name: Annotated[str, Meta(max_length=1024)]
     dtype: Annotated[str, Meta(max_length=32)]
-    begin: _Number
-    numel: _Number
+    begin: Number
+    numel: Number
     table: Table | None = None
     group: Annotated[int, Meta(ge=0, lt=2**16)] = 0
 
