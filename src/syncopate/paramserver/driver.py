@@ -24,7 +24,7 @@ from syncopate.errors import ParameterServerError
 from syncopate.paramserver.membership import TICK_S
 from syncopate.paramserver.tensors import tensor_of
 from syncopate.protocol.actions import Fill
-from syncopate.protocol.messages import Push, PushRows
+from syncopate.protocol.messages import Push, PushRows, Weights
 from syncopate.protocol.placement.bundle import Cut, Place
 
 _POLL_S = 0.25
@@ -60,7 +60,7 @@ class Driver:
     """Lets one thread at a time drive."""
 
     def __init__(self, driven: Driven, name: str) -> None:
-        """Make the thread in the background, called ``name``; :meth:`start` starts it."""
+        """Drive in the background from now on, in a thread called ``name``."""
         self._driven = driven
         self._turn = threading.Lock()
         # The thread that has it waits for something, and has the turn or is about to.
@@ -69,9 +69,6 @@ class Driver:
         self._asleep = False
         self._nudge = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-
-    def start(self) -> None:
-        """Drive in the background from now on."""
         self._thread.start()
 
     def submit(self) -> None:
@@ -269,8 +266,8 @@ class Pushed(NamedTuple):
         return self.parts[push.part] if isinstance(push, PushRows) else self.data
 
 
-Taken = Callable[[Tensor, Fill], object]
-"""Called with the bytes that came, and what is said of them."""
+Taken = Callable[[Tensor, Weights], object]
+"""Called with the bytes that came, and the message that they came with."""
 
 
 class Pulled(NamedTuple):
@@ -315,22 +312,6 @@ class Pending:
         self.pulled: dict[tuple[int, int], Pulled] = {}
         self.room = Room()
 
-    def call(self, function: Callable[[], None], handle: Handle | None = None) -> None:
-        """Let the driving thread call ``function``; note the waits for what it begins."""
-        self.calls.append(Call(function, handle))
-
-    def pushes(self, number: tuple[int, int], pushed: Pushed) -> None:
-        """Note what a slice's push carries, by its slice and sequence number."""
-        self.pushed[number] = pushed
-
-    def released(self, number: tuple[int, int]) -> None:
-        """Note that a push is over."""
-        self.pushed.pop(number).handle.part_done()
-
-    def pulls(self, number: tuple[int, int], pulled: Pulled) -> None:
-        """Note what takes the weights of a slice's pull, by its slice and request."""
-        self.pulled[number] = pulled
-
     def split(self, cut: Cut) -> None:
         """Wait for the parts of a bundle, each by itself."""
         key, more = cut.key, len(cut.parts) - 1
@@ -338,8 +319,7 @@ class Pending:
             pushed = self.pushed.pop(number)
             pushed.handle.more(more)
             for part, begin, end in cut.places():
-                data = Pushed(pushed.data[begin:end], pushed.handle)
-                self.pushed[part.key, number[1]] = data
+                self.pushed[part.key, number[1]] = Pushed(pushed.data[begin:end], pushed.handle)
         for number in [number for number in self.pulled if number[0] == key]:
             pulled = self.pulled.pop(number)
             assert pulled.of_part is not None
@@ -349,11 +329,11 @@ class Pending:
 
     def arrived(self, fill: Fill, payload: zmq.Frame) -> None:
         """Let what a pull brought be taken."""
-        pulled = self.pulled.pop((fill.key, fill.request))
+        pulled = self.pulled.pop((fill.answer.key, fill.answer.request))
         data = tensor_of(payload, torch.uint8)
         if fill.part is not None:
             data = data[fill.part[0] : fill.part[1]]
-        pulled.take(data, fill)
+        pulled.take(data, fill.answer)
         pulled.handle.part_done()
 
     def fail(self, error: ParameterServerError) -> None:

@@ -16,7 +16,7 @@ import msgspec
 import zmq
 
 from syncopate.errors import ParameterServerError
-from syncopate.paramserver.driver import Driven, Driver, Handle, Pending
+from syncopate.paramserver.driver import Call, Driven, Driver, Handle, Pending, Pulled, Pushed
 from syncopate.paramserver.job import Job
 from syncopate.paramserver.node import Node, new_token
 from syncopate.paramserver.tensors import frame_of
@@ -42,12 +42,8 @@ QUEUE_BYTES = 1 << 30
 
 _POLL_S = 0.25
 
-Each = Callable[[WorkerMachine, Slice, Place], list[Action]]
-"""What to do of a slice, or of a part of a bundle that was cut."""
-
-
-def _nothing(_: int) -> None:
-    """Tell none how many workers there are."""
+Each = Callable[[Slice, Place], None]
+"""Pushes or pulls a slice, or a part of a bundle that was cut."""
 
 
 class Session:
@@ -99,7 +95,7 @@ class Session:
         self._roster: msg.Roster | None = None
         self._layout: Layout | None = None
         self._mode, self._over = "", False
-        self._count_workers: Callable[[int], None] = _nothing
+        self._count_workers: Callable[[int], None] = lambda _: None
         self._joined = threading.Event()
         driven = Driven(
             over=lambda: self._over,
@@ -110,7 +106,6 @@ class Session:
             end=self._end,
         )
         self.driver = Driver(driven, "syncopate-worker")
-        self.driver.start()
         self._join(watch)
         if self.error is not None or self._roster is None:
             self.driver.join()
@@ -142,24 +137,10 @@ class Session:
         pushed = 0 if self.machine is None else self.machine.pushed
         return self.roster.incarnation.taken(synchronous=synchronous, pushed=pushed)
 
-    @property
-    def durable(self) -> bool:
-        """Whether a server keeps its state on disk."""
-        return self.machine is not None and self.machine.durable
-
-    @property
-    def last_norm(self) -> float | None:
-        """The norm of the newest step of which it is known, before it was clipped."""
-        return None if self.machine is None else self.machine.last_norm
-
     def count_workers(self, tell: Callable[[int], None]) -> None:
         """Call ``tell`` with the number of workers, now and when it changes."""
         self._count_workers = tell
         tell(len(self.roster.workers))
-
-    def now_s(self) -> float:
-        """Return the time by which this worker waits."""
-        return self._node.now_s()
 
     def require_going(self) -> None:
         """Refuse to go on where something ended the job.
@@ -175,24 +156,15 @@ class Session:
 
         def declare() -> None:
             self._layout, self._mode = layout, rules.mode
-            if self.machine is None:
-                self._begin(layout, rules)
-            else:
-                self._do(self.machine.declare(layout, rules))
-                self._wire.tap.bundles(layout, rules.mode, self.machine.bundles)
+            machine = self._begun(rules)
+            self._do(machine.declare(layout, rules))
+            self._wire.tap.bundles(layout, rules.mode, machine.bundles)
 
         self._call(declare)
 
     def declare_table(self, slices: Sequence[TableSlice]) -> None:
         """Let the servers keep a table."""
-
-        def declare() -> None:
-            if self.machine is None:
-                self._begin(None, slices[0].rules)
-            assert self.machine is not None
-            self._do(self.machine.declare_table(slices))
-
-        self._call(declare)
+        self._call(lambda: self._do(self._begun(slices[0].rules).declare_table(slices)))
 
     def handle(self, parts: int, nbytes: int = 0) -> Handle:
         """Return what waits for ``parts`` slices, once there is room for ``nbytes`` of pushes."""
@@ -212,7 +184,7 @@ class Session:
                 self._do(actions)
                 handle.more(len(parts) - 1)
                 for place in parts:
-                    self._do(each(self.machine, piece, place))
+                    each(piece, place)
 
         self._call(submit, handle)
 
@@ -247,7 +219,7 @@ class Session:
             raise self.error
         if self._over:
             raise ParameterServerError("this store is closed")
-        self.pending.call(function, handle)
+        self.pending.calls.append(Call(function, handle))
         self.driver.submit()
         if self._over:  # perhaps just before, and then no thread looked at it
             raise self.error or ParameterServerError("this store is closed")
@@ -255,7 +227,7 @@ class Session:
     def _end_by(self, function: Callable[[], None]) -> None:
         """Call ``function``, which ends it all, and wait for the end."""
         if not self._over:
-            self.pending.call(function)
+            self.pending.calls.append(Call(function))
             self.driver.submit()
         self.driver.join()
 
@@ -310,14 +282,28 @@ class Session:
         self._node.part()
         self._node.close()
 
-    def _begin(self, layout: Layout | None, rules: Rules) -> None:
-        roster = self.roster
-        self.machine = WorkerMachine(roster, self._token, layout, rules, self._limits)
-        for rank, address in enumerate(roster.servers):
-            self._wire.connect(rank, address)
-        if layout is not None:
-            self._wire.tap.bundles(layout, rules.mode, self.machine.bundles)
-        self._do(self.machine.connect(self._node.now_s()))
+    def push(self, push: msg.Push, priority: int, pushed: Pushed) -> None:
+        """Push what ``push`` says, but for its number; what is submitted calls this."""
+        assert self.machine is not None
+        number, actions = self.machine.push(push, priority, self._node.now_s())
+        self.pending.pushed[push.key, number] = pushed
+        self._do(actions)
+
+    def pull(self, pull: msg.Pull, pulled: Pulled) -> None:
+        """Pull what ``pull`` says, but for its number; what is submitted calls this."""
+        assert self.machine is not None
+        request, actions = self.machine.pull(pull, self._node.now_s())
+        self.pending.pulled[pull.key, request] = pulled
+        self._do(actions)
+
+    def _begun(self, rules: Rules) -> WorkerMachine:
+        """Return this worker's protocol, which begins with what is declared first."""
+        if self.machine is None:
+            self.machine = WorkerMachine(self.roster, self._token, rules, self._limits)
+            for rank, address in enumerate(self.roster.servers):
+                self._wire.connect(rank, address)
+            self._do(self.machine.connect(self._node.now_s()))
+        return self.machine
 
     def _leave(self) -> None:
         self._node.member.leave()
@@ -347,16 +333,12 @@ class Session:
         for action in actions:
             if self.error is not None:
                 return
-            if isinstance(action, act.SendPush):
-                self._send_push(action)
-            elif isinstance(action, act.SendPull):
-                self._send_pull(action)
-            elif isinstance(action, act.Send):
-                self._node.send(action)
+            if isinstance(action, act.Send):
+                self._send(action)
             elif isinstance(action, act.Told):
                 self._told(action.message)
             elif isinstance(action, act.Released):
-                self.pending.released((action.key, action.sequence))
+                self.pending.pushed.pop((action.key, action.sequence)).handle.part_done()
             elif isinstance(action, act.Split):
                 self.pending.split(action.cut)
                 assert self._layout is not None
@@ -364,27 +346,24 @@ class Session:
             else:
                 self._manage(action)
 
-    def _send_push(self, action: act.SendPush) -> None:
-        push, machine = action.message, self.machine
-        assert isinstance(push, msg.Push)
-        assert machine is not None
-        pushed = self.pending.pushed[push.key, push.sequence]
-        frame = frame_of(pushed.part(push), self._wire.let_go)
-        self._wire.send(
-            action.to,
-            push,
-            action.priority,
-            frame,
-            lambda: machine.sent(push.key, self._node.now_s()),
-        )
-
-    def _send_pull(self, action: act.SendPull) -> None:
-        pull = action.message
-        assert isinstance(pull, msg.Pull)
-        asked = self.pending.pulled[pull.key, pull.request].asked
-        assert asked is not None
-        frame = frame_of(asked, self._wire.let_go)
-        self._wire.send(action.to, pull, action.priority, frame)
+    def _send(self, action: act.Send) -> None:
+        said, machine, wire = action.message, self.machine, self._wire
+        if isinstance(said, msg.Push):
+            assert machine is not None
+            data = self.pending.pushed[said.key, said.sequence].part(said)
+            wire.send(
+                action.to,
+                said,
+                action.priority,
+                frame_of(data, wire.let_go),
+                lambda: machine.sent(said.key, self._node.now_s()),
+            )
+        elif isinstance(said, msg.PullRows):
+            asked = self.pending.pulled[said.key, said.request].asked
+            assert asked is not None
+            wire.send(action.to, said, action.priority, frame_of(asked, wire.let_go))
+        else:
+            self._node.send(action)
 
     def _told(self, said: msg.Message) -> None:
         """Take note of what the scheduler said about others."""

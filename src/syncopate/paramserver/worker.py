@@ -19,15 +19,14 @@ from syncopate.paramserver.pieces import Declared, empty, filled, updated_by
 from syncopate.paramserver.rows.tables import Tables, TableState, whole_table
 from syncopate.paramserver.session import Session
 from syncopate.paramserver.steps import Rates, Steps
-from syncopate.paramserver.storage.optimizers import States, collecting, whole_states, with_state
-from syncopate.protocol.actions import Action
+from syncopate.paramserver.storage.optimizers import States, collecting, whole_state, with_state
+from syncopate.protocol import messages as msg
 from syncopate.protocol.limits import Limits
 from syncopate.protocol.placement.bundle import Place
 from syncopate.protocol.placement.piece import Slice
 from syncopate.protocol.rules import OptimizerRule, Rules
 from syncopate.protocol.slice import FIRST
 from syncopate.protocol.table import Table
-from syncopate.protocol.worker import WorkerMachine
 
 if TYPE_CHECKING:
     from syncopate.collectives.store import Store
@@ -183,12 +182,10 @@ class KVStore:
         handle.finish(finish)
         handle.guard(self._steps.require_whole)
 
-        def pull(machine: WorkerMachine, piece: Slice, place: Place) -> list[Action]:
+        def pull(piece: Slice, place: Place) -> None:
             part, begin, end = place
-            request, actions = machine.pull(part.key, priority, session.now_s())
             data = pieces[piece.key][begin:end]
-            session.pending.pulls((part.key, request), filling(data, handle))
-            return actions
+            session.pull(msg.Pull(part.key, 0, 0, priority), filling(data, handle))
 
         self._session.submit(slices, pull, handle)
         return handle
@@ -214,14 +211,13 @@ class KVStore:
             take = collecting(place[0], layout.members(place[0]), found)
             return Pulled(take, handle, taking)
 
-        def pull(machine: WorkerMachine, _: Slice, place: Place) -> list[Action]:
-            request, actions = machine.pull(place[0].key, 0, session.now_s(), state=True)
-            session.pending.pulls((place[0].key, request), taking(place))
-            return actions
+        def pull(_: Slice, place: Place) -> None:
+            session.pull(msg.PullState(place[0].key, 0, 0), taking(place))
 
         self._session.submit(slices, pull, handle)
         handle.wait()
-        return whole_states(layout, names, found)
+        states = {name: [found[piece.key] for piece in layout.of_tensor(name)] for name in names}
+        return {name: whole_state(parts) for name, parts in states.items() if all(parts)}
 
     def init_rows(
         self,
@@ -425,7 +421,8 @@ class KVStore:
 
         ``Rules.clip_norm`` lets it be known.
         """
-        return self._session.last_norm
+        machine = self._session.machine
+        return None if machine is None else machine.last_norm
 
     @property
     def refused(self) -> dict[str, int]:
@@ -434,7 +431,8 @@ class KVStore:
 
     def _require_whole_where_durable(self) -> None:
         """Refuse to wait until a push is on disk, which is after the step that it is in."""
-        if self._session.durable:
+        machine = self._session.machine
+        if machine is not None and machine.durable:
             self._steps.require_whole()
 
     def _first(self, key: str, tensor: Tensor, state: Mapping[str, Tensor]) -> Handle:
@@ -444,11 +442,9 @@ class KVStore:
         payloads = {p.key: with_state(p, tensor, state, known) for p in slices}
         handle, session = self._session.handle(len(slices)), self._session
 
-        def begin(machine: WorkerMachine, piece: Slice, _: Place) -> list[Action]:
+        def begin(piece: Slice, _: Place) -> None:
             names, payload = payloads[piece.key]
-            number, actions = machine.begin(piece.key, names, session.now_s())
-            session.pending.pushes((piece.key, number), Pushed(payload, handle))
-            return actions
+            session.push(msg.Begin(piece.key, 0, None, names), 0, Pushed(payload, handle))
 
         self._session.submit(slices, begin, handle)
         return handle
@@ -476,15 +472,14 @@ class KVStore:
                 nbytes += sum(map(Tensor.numel, given.values()))
         handle, session = self._session.handle(len(slices), nbytes), self._session
 
-        def push(machine: WorkerMachine, piece: Slice, place: Place) -> list[Action]:
+        def push(piece: Slice, place: Place) -> None:
             part, begin, end = place
-            whole, lr, now_s = pieces.get(piece.key), rates[piece.key], session.now_s()
-            number, actions = machine.push(part.key, priority, lr, now_s, skip=whole is None)
-            data = _NOTHING if whole is None else whole
+            kind, data = msg.Push, pieces.get(piece.key)
+            if data is None:
+                kind, data = msg.Skip, _NOTHING
             if part is not piece:  # else all of it, which may be narrowed
                 data = data[begin:end]
-            session.pending.pushes((part.key, number), Pushed(data, handle))
-            return actions
+            session.push(kind(part.key, 0, rates[piece.key]), priority, Pushed(data, handle))
 
         self._session.submit(slices, push, handle)
         return handle

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from syncopate.protocol.messages import Left, Lost, Message, Moved, Roster, TableState, Taken
+from syncopate.protocol.messages import Left, Lost, Message, Moved, Roster, Taken, Weights
 from syncopate.protocol.placement.bundle import Cut
 from syncopate.protocol.placement.piece import Slice, TableSlice
 from syncopate.protocol.rules import Rules
@@ -21,19 +21,15 @@ class Action(msgspec.Struct, frozen=True):
 
 
 class Send(Action, frozen=True):
-    """Send ``message``; of several that wait, the one with the highest priority first."""
+    """Send ``message``; of several that wait, the one with the highest priority first.
+
+    With a push goes the gradient that was given to it as payload, and with a pull of rows their
+    numbers.
+    """
 
     to: Peer
     message: Message
     priority: int = 0
-
-
-class SendPush(Send, frozen=True):
-    """The same, with the gradient that was given to the push as its payload."""
-
-
-class SendPull(Send, frozen=True):
-    """The same, with the numbers of the rows that the pull wants as its payload."""
 
 
 class Answer(Send, frozen=True):
@@ -214,20 +210,12 @@ class Released(Action, frozen=True):
 
 
 class Fill(Action, frozen=True):
-    """Copy the payload that came with the message to where the pull ``request`` wants it.
+    """Copy the payload that came with the message to where the pull wants it.
 
     Attributes:
-        key: of the slice.
-        request: the pull's number.
-        version: of the weights.
-        state: what of the optimizer's follows the weights in it, by name.
+        answer: the message, as one about the slice that was pulled.
         part: as :class:`Stage` has it.
-        table: of rows that a server has, the message, which says how many.
     """
 
-    key: int
-    request: int
-    version: int
-    state: tuple[str, ...] = ()
+    answer: Weights
     part: tuple[int, int] | None = None
-    table: TableState | None = None

@@ -48,16 +48,13 @@ class WorkerMachine:
         due_s: when to call :meth:`tick` at the latest, for an answer that is late by then.
     """
 
-    def __init__(
-        self, roster: msg.Roster, token: str, layout: Layout | None, rules: Rules, limits: Limits
-    ) -> None:
-        """Begin with nothing pushed.
+    def __init__(self, roster: msg.Roster, token: str, rules: Rules, limits: Limits) -> None:
+        """Begin with nothing declared and nothing pushed.
 
         Args:
             roster: all nodes.
             token: of this process.
-            layout: slices and their servers; None: :meth:`declare` says it later, or never.
-            rules: what to declare.
+            rules: of what is declared first.
             limits: windows and times.
         """
         self.refused: Counter[str] = Counter()
@@ -79,8 +76,6 @@ class WorkerMachine:
         self._busy: set[int] = set()
         self.due_s = math.inf
         self._norms = Norms((), rules.window)
-        if layout is not None:
-            self.declare(layout, rules)
 
     @property
     def idle(self) -> bool:
@@ -148,22 +143,8 @@ class WorkerMachine:
             return [], [(piece, 0, piece.nbytes)]
         return self._alone(piece.key), self._partition.within(piece.key)
 
-    def push(
-        self, key: int, priority: int, lr: float | None, now_s: float, *, skip: bool = False
-    ) -> tuple[int, list[Action]]:
-        """Push a slice; return the sequence number that its payload shall be kept under.
-
-        With ``skip`` there is no gradient, and nothing in the payload.
-        """
-        kind = msg.Skip if skip else msg.Push
-        return self.push_as(kind(key, 0, lr), priority, now_s)
-
-    def begin(self, key: int, state: tuple[str, ...], now_s: float) -> tuple[int, list[Action]]:
-        """Push a slice's first value, and the optimizer's ``state`` behind it."""
-        return self.push_as(msg.Begin(key, 0, None, state), 0, now_s)
-
-    def push_as(self, push: msg.Push, priority: int, now_s: float) -> tuple[int, list[Action]]:
-        """Push what ``push`` says, but for its sequence number; return that."""
+    def push(self, push: msg.Push, priority: int, now_s: float) -> tuple[int, list[Action]]:
+        """Push what ``push`` says; return its sequence number, under which to keep the payload."""
         flow = self._flows[push.key]
         flow.pushed += 1
         assert flow.pushed == 0 or not isinstance(push, msg.Begin | msg.BeginRows)
@@ -171,17 +152,7 @@ class WorkerMachine:
         flow.kept[flow.pushed] = Pushed(numbered, priority)
         return flow.pushed, self._send(push.key, now_s)
 
-    def pull(
-        self, key: int, priority: int, now_s: float, *, state: bool = False
-    ) -> tuple[int, list[Action]]:
-        """Pull a slice with all that was pushed before; return the request's number.
-
-        With ``state`` what the optimizer remembers comes along.
-        """
-        kind = msg.PullState if state else msg.Pull
-        return self.pull_as(kind(key, 0, 0, priority), now_s)
-
-    def pull_as(self, pull: msg.Pull, now_s: float) -> tuple[int, list[Action]]:
+    def pull(self, pull: msg.Pull, now_s: float) -> tuple[int, list[Action]]:
         """Pull what ``pull`` says, with all that was pushed before; return the request's number."""
         flow = self._flows[pull.key]
         self._request += 1
@@ -350,7 +321,7 @@ class WorkerMachine:
             flow.sent += 1
             push = flow.kept[flow.sent]
             self._touch(flow, link, now_s)
-            sends = [act.SendPush(server, each, push.priority) for each in push.parts()]
+            sends = [act.Send(server, each, push.priority) for each in push.parts()]
             flow.queued += len(sends)
             found += sends
         return found
@@ -361,9 +332,7 @@ class WorkerMachine:
         if not self._links[server].open:
             return []
         self._touch(flow, self._links[server], now_s)
-        pull = flow.pulls[0]
-        send = act.SendPull if isinstance(pull, msg.PullRows) else act.Send
-        return [send(server, pull, msg.SOON)]
+        return [act.Send(server, flow.pulls[0], msg.SOON)]
 
     def _query(self, key: int, now_s: float) -> list[Action]:
         """Ask what of a flow the server has; see [Note: queries] in messages."""
@@ -450,11 +419,7 @@ class WorkerMachine:
         self._came(flow, link.answers, now_s)
         after = flow.pulls.popleft().after
         self._touch(flow, link, now_s)
-        state = weights.state if isinstance(weights, msg.State | msg.TableState) else ()
-        table = weights if isinstance(weights, msg.TableState) else None
-        found: list[Action] = [
-            act.Fill(weights.key, weights.request, weights.version, state, table=table)
-        ]
+        found: list[Action] = [act.Fill(weights)]
         # Those pushes are in the weights, whether or not their acknowledgements came.
         done = flow.done if link.durable else after
         found += self._over(weights.key, after, done, now_s)

@@ -32,7 +32,6 @@ class Machinery:
             end=lambda: [handle.fail(ParameterServerError("closed")) for handle in self.handles],
         )
         self.driver = Driver(driven, BACKGROUND)
-        self.driver.start()
 
     def submit(self):
         handle = Handle(self.driver, 1, None)

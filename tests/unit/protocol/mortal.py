@@ -116,7 +116,8 @@ class MortalWorld(World):
         roster = self.roster(rank)
         roster = replace(roster, incarnation=Incarnation(step=step))
         token, tables = self.taken(rank).worker, self.tables
-        machine = WorkerMachine(roster, token, self.layout, self.rules, self.limits)
+        machine = WorkerMachine(roster, token, self.rules, self.limits)
+        machine.declare(self.layout, self.rules)
         self.workers[rank] = machine
         # One that gives no first value has them in round 0, and the first one gives them then.
         self.done[rank] = -1 if step == NOTHING else step if self.rules.synchronous else 0

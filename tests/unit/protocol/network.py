@@ -174,7 +174,7 @@ class World:
             for rank in range(servers)
         ]
         self.workers = [
-            WorkerMachine(rosters[rank], tokens[rank], self.layout, rules, self.limits)
+            WorkerMachine(rosters[rank], tokens[rank], rules, self.limits)
             for rank in range(workers)
         ]
         self.connections = {(w, s): 0 for w in range(workers) for s in range(servers)}
@@ -185,6 +185,7 @@ class World:
         self.period = habit.period
         self.crashes, self.closes = trouble.crashes, trouble.closes
         for rank, machine in enumerate(self.workers):
+            machine.declare(self.layout, rules)
             self.do_worker(rank, machine.connect(self.now_s))
             self.do_worker(rank, machine.declare_table(self.tables))
 
@@ -297,10 +298,10 @@ class World:
         if self.done[rank] or rank == 0:
             kind = msg.PushRows if self.done[rank] else msg.BeginRows
             push = kind(key, 0, parts=self.random.randint(1, 3))
-            self.do_worker(rank, machine.push_as(push, 0, self.now_s)[1])
+            self.do_worker(rank, machine.push(push, 0, self.now_s)[1])
         if pulls:
             pull = msg.PullRows(key, 0, 0, count=ROWS_ASKED)
-            request, actions = machine.pull_as(pull, self.now_s)
+            request, actions = machine.pull(pull, self.now_s)
             self.waiting[rank][key, request] = self.done[rank]
             self.do_worker(rank, actions)
 
@@ -308,11 +309,11 @@ class World:
         """Push a slice, or a part of a bundle, and pull it."""
         machine = self.workers[rank]
         if self.done[rank] or rank == 0:
-            _, actions = machine.push(key, 0, None, self.now_s)
+            _, actions = machine.push(msg.Push(key, 0), 0, self.now_s)
             self.do_worker(rank, actions)
         if not pulls:
             return
-        request, actions = machine.pull(key, 0, self.now_s)
+        request, actions = machine.pull(msg.Pull(key, 0, 0), self.now_s)
         self.waiting[rank][key, request] = self.done[rank]
         self.do_worker(rank, actions)
 
@@ -454,18 +455,18 @@ class World:
         for action in actions:
             if isinstance(action, act.Send):
                 content: object = None
-                if isinstance(action, act.SendPush):
+                if isinstance(action.message, msg.Push):
                     content = (rank, action.message.sequence)
                     if isinstance(action.message, msg.PushRows):
                         content = (*content, action.message.parts)
                     machine.sent(action.message.key, self.now_s)
-                elif isinstance(action, act.SendPull):
+                elif isinstance(action.message, msg.PullRows):
                     content = (rank, action.message.request)
                 connection = self.connections[rank, action.to]
                 self.put(Packet(rank, action.to, connection, True, action.message, content))
             elif isinstance(action, act.Fill):
-                done = self.waiting[rank].pop((action.key, action.request))
-                self.pulled.append((rank, action.key, done, payload))
+                done = self.waiting[rank].pop((action.answer.key, action.answer.request))
+                self.pulled.append((rank, action.answer.key, done, payload))
             elif isinstance(action, act.Split):
                 waiting = self.waiting[rank]
                 for number in [number for number in waiting if number[0] == action.cut.key]:

@@ -195,7 +195,7 @@ def test_keys_of_tables_are_those_of_no_slice_or_bundle():
 
 def _worker():
     roster = msg.Roster("run", 0, ("tcp://one", "tcp://two"), ("t0",))
-    machine = WorkerMachine(roster, "t0", None, Rules(), Limits())
+    machine = WorkerMachine(roster, "t0", Rules(), Limits())
     machine.connect(0.0)
     machine.declare_table([_slice(0), _slice(1)])
     return machine
@@ -207,12 +207,12 @@ def _welcomed(machine, server, boot="boot"):
 
 def test_a_worker_declares_its_tables_again_to_a_server_that_came_back():
     machine = _worker()
-    number, _ = machine.push_as(msg.BeginRows(key_of(0, 1), 9, parts=2), 0, 0.0)
+    number, _ = machine.push(msg.BeginRows(key_of(0, 1), 9, parts=2), 0, 0.0)
     assert number == 0
     for boot in ("boot", "another"):
         found = _welcomed(machine, 1, boot)
-        assert [a.message for a in found if type(a) is act.Send] == [msg.DeclareTable(_slice(1))]
-        pushed = [action.message for action in _of(found, act.SendPush)]
+        declared, *pushed = [action.message for action in _of(found, act.Send)]
+        assert declared == msg.DeclareTable(_slice(1))
         assert [(each.sequence, each.part, each.parts) for each in pushed] == [(0, 0, 2), (0, 1, 2)]
         machine.moved(msg.Moved(1, "tcp://again"), 0.0)
 
@@ -220,18 +220,18 @@ def test_a_worker_declares_its_tables_again_to_a_server_that_came_back():
 def test_a_worker_takes_rows_of_the_size_that_it_asked_for():
     machine = _worker()
     _welcomed(machine, 0)
-    request, found = machine.pull_as(msg.PullRows(TABLES, 0, 0, count=4), 0.0)
-    assert [type(each) for each in found] == [act.SendPull]
+    request, (found,) = machine.pull(msg.PullRows(TABLES, 0, 0, count=4), 0.0)
+    assert found.message == msg.PullRows(TABLES, 0, request, count=4)
     rows = msg.Rows(TABLES, 3, request)
     assert machine.receive(0, rows, 3 * 12, 0.0) == []
     assert machine.receive(0, msg.Weights(TABLES, 3, request), 4 * 12, 0.0) == []
-    assert machine.receive(0, rows, 4 * 12, 0.0) == [act.Fill(TABLES, request, 3)]
+    assert machine.receive(0, rows, 4 * 12, 0.0) == [act.Fill(rows)]
     assert machine.receive(0, rows, 4 * 12, 0.0) == []
     assert machine.refused == {msg.WRONG_SIZE: 1, msg.MALFORMED: 1, msg.REPLAYED: 1}
-    request, _ = machine.pull_as(msg.PullTable(TABLES, 0, 0, begin=5, count=4), 0.0)
+    request, _ = machine.pull(msg.PullTable(TABLES, 0, 0, begin=5, count=4), 0.0)
     told = msg.TableState(TABLES, 3, request, held=7)
     assert machine.receive(0, msgspec.structs.replace(told, held=6), 2 * ROW, 0.0) == []
-    assert machine.receive(0, told, 2 * ROW, 0.0) == [act.Fill(TABLES, request, 3, (), None, told)]
+    assert machine.receive(0, told, 2 * ROW, 0.0) == [act.Fill(told)]
 
 
 @pytest.mark.parametrize("declared", [False, True])

@@ -26,7 +26,8 @@ SLICE_S = 64.0
 def _worker():
     layout = Layout([TensorSpec("a", "float32", 2), TensorSpec("b", "float32", 2)], 2, 1 << 20)
     roster = msg.Roster("run", 0, ("tcp://one", "tcp://two"), ("t0",))
-    machine = WorkerMachine(roster, "t0", layout, Rules(), LIMITS)
+    machine = WorkerMachine(roster, "t0", Rules(), LIMITS)
+    machine.declare(layout, Rules())
     machine.connect(0.0)
     return machine
 
@@ -61,7 +62,7 @@ def test_a_server_that_answers_nothing_any_more_is_named_when_something_is_waite
         machine.receive(rank, msg.Welcome("boot", False), None, 0.0)
     assert _fails_at(machine, 0.0) == (None, "")
     machine.tick(1000.0)
-    machine.pull(0, 0, 1000.0)
+    machine.pull(msg.Pull(0, 0, 0), 1000.0)
     after_s, why = _fails_at(machine, 1000.0)
     assert UNTIL_S + SLICE_S < after_s <= UNTIL_S + SLICE_S + 1
     assert "server 0" in why
@@ -71,7 +72,7 @@ def test_a_server_that_answers_questions_may_keep_a_worker_waiting():
     machine = _worker()
     for rank in (0, 1):
         machine.receive(rank, msg.Welcome("boot", False), None, 0.0)
-    machine.pull(0, 0, 0.0)
+    machine.pull(msg.Pull(0, 0, 0), 0.0)
     for second in range(1000):
         found = machine.tick(float(second))
         assert not _failures(found)
@@ -85,14 +86,16 @@ def _follower(window=2, durable=True):
     """Return a worker that begins with nothing, of one slice at one server that answers."""
     layout = Layout([TensorSpec("a", "float32", 2)], 1, 1 << 20)
     roster = msg.Roster("run", 1, ("tcp://one",), ("t0", "t1"))
-    machine = WorkerMachine(roster, "t1", layout, Rules(window=window), LIMITS)
+    machine = WorkerMachine(roster, "t1", Rules(window=window), LIMITS)
+    machine.declare(layout, Rules(window=window))
     machine.connect(0.0)
     machine.receive(0, msg.Welcome("boot", durable), None, 0.0)
     return machine
 
 
 def _sequences(actions):
-    return [one.message.sequence for one in actions if isinstance(one, act.SendPush)]
+    sent = (one.message for one in actions if isinstance(one, act.Send))
+    return [message.sequence for message in sent if isinstance(message, msg.Push)]
 
 
 def _released(actions):
@@ -105,7 +108,8 @@ def _queries(actions):
 
 
 def _pushed(machine, count, now_s=0.0):
-    return [s for _ in range(count) for s in _sequences(machine.push(0, 0, 0.1, now_s)[1])]
+    push = msg.Push(0, 0, 0.1)
+    return [s for _ in range(count) for s in _sequences(machine.push(push, 0, now_s)[1])]
 
 
 def test_the_window_begins_at_what_is_over_and_not_at_what_came():
@@ -226,7 +230,7 @@ def test_weights_acknowledge_the_pushes_that_are_in_them():
     """The acknowledgement itself may be lost; nothing has to be asked then."""
     machine = _follower(durable=False)
     _sent(machine, 0.0)
-    request, _ = machine.pull(0, 0, 0.0)
+    request, _ = machine.pull(msg.Pull(0, 0, 0), 0.0)
     found = machine.receive(0, msg.Weights(0, 1, request), 8, 0.01)
     assert _released(found) == [1]
     assert machine.idle
@@ -241,7 +245,7 @@ def test_a_server_whose_state_is_older_than_what_it_acknowledged_is_named():
     machine.receive(0, msg.Ack(0, 5, 5, 0, 0), None, 0.0)
     machine.moved(msg.Moved(0, "tcp://one"), 10.0)
     machine.receive(0, msg.Welcome("another boot", True), None, 10.0)
-    _, found = machine.push(0, 0, 0.1, 10.0)
+    _, found = machine.push(msg.Push(0, 0, 0.1), 0, 10.0)
     assert _sequences(found) == [6]
     machine.sent(0, 10.0)
     number, now_s = 0, 10.0
@@ -273,7 +277,8 @@ def test_many_slices_are_declared_in_parts_that_fit_into_messages():
     ]
     layout = Layout(specs, 1, 1 << 20)
     roster = msg.Roster("run", 0, ("tcp://one",), ("t0",))
-    machine = WorkerMachine(roster, "t0", layout, Rules(), LIMITS)
+    machine = WorkerMachine(roster, "t0", Rules(), LIMITS)
+    machine.declare(layout, Rules())
     machine.connect(0.0)
     found = machine.receive(0, msg.Welcome("boot", False), None, 0.0)
     parts = [one.message for one in found if isinstance(one, act.Send)]

@@ -18,13 +18,11 @@ from syncopate.paramserver.rows.index import Slots
 from syncopate.paramserver.session import Session
 from syncopate.paramserver.tensors import dtype_of, is_direct, name_of
 from syncopate.protocol import messages as msg
-from syncopate.protocol.actions import Action, Fill
 from syncopate.protocol.limits import Limits
 from syncopate.protocol.placement.bundle import Place
 from syncopate.protocol.placement.piece import Slice, TableSlice
 from syncopate.protocol.rules import STEPS, Rules
 from syncopate.protocol.table import MOST_TABLES, Table, columns_of, key_of, require_rows
-from syncopate.protocol.worker import WorkerMachine
 
 IDS, WEIGHTS = "ids", "weights"
 _ID_DTYPES = (torch.int32, torch.int64)
@@ -208,17 +206,14 @@ class Tables:
             told: dict[int, msg.TableState] = {}
             handle = self._session.handle(len(left))
 
-            def pull(machine: WorkerMachine, piece: Slice, _: Place) -> list[Action]:
+            def pull(piece: Slice, _: Place) -> None:
+                def take(data: Tensor, answer: msg.Weights) -> None:
+                    assert isinstance(answer, msg.TableState)
+                    told[piece.key] = answer  # noqa: B023
+                    found[piece.key].append(rows_of(data.clone(), table, answer.state))
+
                 asked = msg.PullTable(piece.key, 0, 0, begin=left[piece.key], count=each)  # noqa: B023
-                request, actions = machine.pull_as(asked, self._session.now_s())
-
-                def take(data: Tensor, fill: Fill) -> None:
-                    assert fill.table is not None
-                    told[piece.key] = fill.table  # noqa: B023
-                    found[piece.key].append(rows_of(data.clone(), table, fill.state))
-
-                self._session.pending.pulls((piece.key, request), Pulled(take, handle))  # noqa: B023
-                return actions
+                self._session.pull(asked, Pulled(take, handle))  # noqa: B023
 
             self._session.submit([p for p in slices if p.key in left], pull, handle)
             handle.wait()
@@ -243,12 +238,10 @@ class Tables:
         session = self._session
         handle = session.handle(len(slices), nbytes)
 
-        def submit(machine: WorkerMachine, piece: Slice, _: Place) -> list[Action]:
+        def submit(piece: Slice, _: Place) -> None:
             parts = payloads[piece.key]
             own = msgspec.structs.replace(push, key=piece.key, parts=len(parts))
-            number, actions = machine.push_as(own, priority, session.now_s())
-            session.pending.pushes((piece.key, number), Pushed(parts[0], handle, parts))
-            return actions
+            session.push(own, priority, Pushed(parts[0], handle, parts))
 
         session.submit(slices, submit, handle)
         return handle
@@ -282,16 +275,11 @@ class Tables:
         handle = session.handle(sum(map(len, wanted.values())))
         handle.finish(finish)
 
-        def submit(machine: WorkerMachine, piece: Slice, _: Place) -> list[Action]:
-            actions: list[Action] = []
+        def submit(piece: Slice, _: Place) -> None:
             for own, place in wanted[piece.key]:
                 pull = msg.PullRows(piece.key, 0, 0, priority, count=len(own))
-                request, more = machine.pull_as(pull, session.now_s())
                 asked = bytes_of(own.copy())  # the caller's may change
-                pulled = Pulled(_filling(found, place), handle, asked=asked)
-                session.pending.pulls((piece.key, request), pulled)
-                actions += more
-            return actions
+                session.pull(pull, Pulled(_filling(found, place), handle, asked=asked))
 
         session.submit([piece for piece in slices if piece.key in wanted], submit, handle)
         return handle
@@ -343,7 +331,7 @@ def whole_table(key: str, table: Tensor) -> tuple[Table, dict[str, Tensor]]:
 
 
 def _filling(found: Tensor, place: Tensor | slice) -> Taken:
-    def take(data: Tensor, _: Fill) -> None:
+    def take(data: Tensor, _: msg.Weights) -> None:
         if data.numel():
             rows = data if not data.data_ptr() % found.element_size() else data.clone()
             found[place] = rows.view(found.dtype).view(-1, found.shape[1])

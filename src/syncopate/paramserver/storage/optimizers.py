@@ -6,15 +6,14 @@ number of steps is a tensor, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.paramserver.tensors import flat_bytes, joined, part_of, parted
-from syncopate.protocol.actions import Fill
-from syncopate.protocol.placement.layout import Layout
+from syncopate.protocol import messages as msg
 from syncopate.protocol.placement.piece import Slice
 from syncopate.protocol.rules import (
     MEAN_SQUARE,
@@ -182,8 +181,8 @@ def collecting(
         found: by the slices' keys.
     """
 
-    def take(data: Tensor, fill: Fill) -> None:
-        names = fill.state
+    def take(data: Tensor, answer: msg.State) -> None:
+        names = answer.state
         state = parted(data, piece.carried(names))
         begin = 0
         for member in members:
@@ -198,16 +197,7 @@ def collecting(
 
 def whole_state(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Return the state of a tensor of that of its slices, in their order."""
-    first = parts[0]
     return {
         name: value if name == STEPS else torch.cat([part[name] for part in parts])
-        for name, value in first.items()
+        for name, value in parts[0].items()
     }
-
-
-def whole_states(
-    layout: Layout, names: Iterable[str], found: Mapping[int, State]
-) -> dict[str, State]:
-    """Return the states of those tensors ``names`` that were updated, of those of their slices."""
-    states = {name: [found[piece.key] for piece in layout.of_tensor(name)] for name in names}
-    return {name: whole_state(parts) for name, parts in states.items() if all(parts)}

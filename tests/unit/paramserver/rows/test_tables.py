@@ -17,7 +17,6 @@ from syncopate.paramserver.rows.frames import ascends, ids_of, rows_of
 from syncopate.paramserver.rows.hashing import servers_of
 from syncopate.paramserver.rows.tables import Tables
 from syncopate.protocol import messages as msg
-from syncopate.protocol.actions import Fill
 from syncopate.protocol.limits import Limits
 from syncopate.protocol.rules import Adam, Rules
 from syncopate.protocol.table import Table, server_of
@@ -26,42 +25,32 @@ ROWS, WIDTH = 40, 3
 TABLE = Table(rows=ROWS, width=WIDTH)
 
 
-class _Machine:
-    """Gives numbers to pushes and pulls."""
-
-    def __init__(self):
-        self.said = []
-
-    def push_as(self, push, priority, now_s):
-        self.said.append(push)
-        return len(self.said), []
-
-    def pull_as(self, pull, now_s):
-        self.said.append(pull)
-        return len(self.said), []
-
-
 class _Session:
     """Keeps what would be sent."""
 
     def __init__(self, servers):
         addresses = tuple(f"s{rank}" for rank in range(servers))
         self.roster = msg.Roster("run", 0, addresses, ("t",))
-        self.pending, self.machine = Pending(), _Machine()
+        self.pending, self.said = Pending(), []
         self.slices = ()
 
     def declare_table(self, slices):
         self.slices = [each.slice for each in slices]
 
-    def now_s(self):
-        return 0.0
+    def push(self, push, priority, pushed):
+        self.said.append(push)
+        self.pending.pushed[push.key, len(self.said)] = pushed
+
+    def pull(self, pull, pulled):
+        self.said.append(pull)
+        self.pending.pulled[pull.key, len(self.said)] = pulled
 
     def handle(self, parts, nbytes=0):
         return Handle(_NoDriver(), parts, None)
 
     def submit(self, slices, each, handle):
         for piece in slices:
-            each(self.machine, piece, (piece, 0, 0))
+            each(piece, (piece, 0, 0))
 
 
 class _NoDriver(NamedTuple):
@@ -91,7 +80,7 @@ def test_gradients_of_a_row_are_added_as_torch_adds_them(ids, servers, part, see
     found, rows = torch.zeros(ROWS, WIDTH), 0
     assert len(session.pending.pushed) == servers
     for (key, number), pushed in session.pending.pushed.items():
-        assert session.machine.said[number - 1].parts == len(pushed.parts)
+        assert session.said[number - 1].parts == len(pushed.parts)
         for data in pushed.parts:
             some = rows_of(data, TABLE)
             assert len(some.ids) <= part
@@ -114,9 +103,9 @@ def test_rows_come_back_in_the_order_in_which_they_were_asked_for(ids, servers, 
     numbers.zero_()
     for (key, request), pulled in session.pending.pulled.items():
         asked = ids_of(pulled.asked)
-        assert session.machine.said[request - 1].count == len(asked) <= part
+        assert session.said[request - 1].count == len(asked) <= part
         data = weights[torch.from_numpy(asked)].view(-1).view(torch.uint8)
-        pulled.take(data, Fill(key, request, 1))
+        pulled.take(data, msg.Rows(key, 1, request))
         handle.part_done()
     assert handle.done()
     assert torch.equal(handle.out, weights[torch.tensor(ids, dtype=torch.int64)])
@@ -134,7 +123,7 @@ def test_a_table_begins_with_rows_and_state_in_any_order(order, servers):
     tables.begin("t", state)
     found = []
     for (_, number), pushed in session.pending.pushed.items():
-        first = session.machine.said[number - 1]
+        first = session.said[number - 1]
         assert isinstance(first, msg.BeginRows)
         assert (first.state, first.steps) == (("mean", "square"), 5)
         for data in pushed.parts:

@@ -18,7 +18,8 @@ from syncopate.paramserver.storage.optimizers import collecting, whole_state, wi
 from syncopate.paramserver.storage.shard import Shard
 from syncopate.paramserver.storage.state import Committer, Identity, Record, StateFolder
 from syncopate.paramserver.tensors import flat_bytes, frame_of
-from syncopate.protocol.actions import Add, Fill, Initialise, Stage, Update
+from syncopate.protocol import messages as msg
+from syncopate.protocol.actions import Add, Initialise, Stage, Update
 from syncopate.protocol.placement.bundle import BUNDLE, Cut, bundles_of
 from syncopate.protocol.placement.piece import Slice
 from syncopate.protocol.rules import SGD, Adam, Rules
@@ -275,7 +276,7 @@ def test_a_shard_may_begin_with_what_another_ones_optimizer_remembered(optimizer
     assert names == rules.state
     found = {}
     take = collecting(SLICES[0], SLICES, found)
-    take(torch.frombuffer(frame.buffer, dtype=torch.uint8), Fill(0, 1, 1, names))
+    take(torch.frombuffer(frame.buffer, dtype=torch.uint8), msg.State(0, 1, 1, names))
     weights = one.snapshot(0)["weights"].clone()
     named, payload = with_state(SLICES[0], weights, whole_state([found[0]]), rules.state)
     two.stage(Stage(0, 0, 0), frame_of(payload))
@@ -295,7 +296,7 @@ def test_state_of_several_slices_is_put_together():
     for piece in slices:
         names, payload = with_state(piece, tensor, state, ("steps", "mean", "square"))
         assert payload.numel() == piece.carried_bytes(names)
-        collecting(piece, (piece,), collected)(payload, Fill(piece.key, 1, 1, names))
+        collecting(piece, (piece,), collected)(payload, msg.State(piece.key, 1, 1, names))
     found = whole_state([collected[0], collected[1]])
     assert found.keys() == state.keys()
     assert all(torch.equal(found[name], state[name]) for name in state)
