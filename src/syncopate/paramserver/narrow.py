@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from syncopate.paramserver.tensors import dtype_of, flat_bytes
+from syncopate.paramserver.tensors import aligned, dtype_of, flat_bytes
 from syncopate.protocol.gradients.narrow import BLOCK, SCALE_BYTES, is_narrowed
 from syncopate.protocol.placement.piece import Slice
 from syncopate.protocol.rules import INT8
@@ -56,7 +56,7 @@ def decoded(piece: Slice, push_dtype: str, payload: Tensor) -> Tensor:
     dtype = dtype_of(piece.dtype)
     if push_dtype == INT8:
         return decoded8(payload, dtype)
-    return _aligned(payload, dtype_of(push_dtype)).to(dtype)
+    return aligned(payload, dtype_of(push_dtype)).to(dtype)
 
 
 def encoded8(gradient: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ def decoded8(payload: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the gradient that :func:`encoded8` made bytes of, shape (elements,)."""
     count = -(-payload.numel() // (BLOCK + SCALE_BYTES))
     begin = count * SCALE_BYTES
-    scales = _aligned(payload[:begin], torch.float32).to(dtype)
+    scales = aligned(payload[:begin], torch.float32).to(dtype)
     blocks = _in_blocks(payload[begin:].view(torch.int8).to(dtype))
     return blocks.mul_(scales[:, None]).view(-1)[: payload.numel() - begin]
 
@@ -91,7 +91,3 @@ def _in_blocks(values: Tensor) -> Tensor:
     blocks = values.new_zeros(count * BLOCK)
     blocks[: values.numel()] = values
     return blocks.view(count, BLOCK)
-
-
-def _aligned(data: Tensor, dtype: torch.dtype) -> Tensor:
-    return (data.clone() if data.data_ptr() % dtype.itemsize else data).view(dtype)

@@ -10,13 +10,12 @@ from torch import Tensor
 
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.paramserver.tensors import (
+    cpu_bytes,
     dtype_of,
     flat_bytes,
     is_direct,
     name_of,
     part_of,
-    receiving,
-    sending,
 )
 from syncopate.protocol.placement.bundle import BUNDLE
 from syncopate.protocol.placement.layout import Layout, TensorSpec
@@ -120,7 +119,7 @@ Pieces = dict[int, Tensor]
 
 def filled(layout: Layout, slices: Sequence[Slice], tensors: Mapping[str, Tensor]) -> Pieces:
     """Return pieces with the bytes of ``tensors``: of bundles a copy, of others where they lie."""
-    data = sending({s.name: tensors[s.name] for s in slices if s.key < BUNDLE})
+    data = {name: cpu_bytes(tensors[name]) for name in _not_bundled(slices)}
     found = {}
     for piece in slices:
         if piece.key < BUNDLE:
@@ -138,22 +137,32 @@ def empty(
     layout: Layout, slices: Sequence[Slice], outs: Mapping[str, Tensor]
 ) -> tuple[Pieces, Callable[[], None]]:
     """Return pieces to receive ``outs`` in, and what puts there what does not lie there."""
-    data, finish = receiving({s.name: outs[s.name] for s in slices if s.key < BUNDLE})
+    lying = {}
+    for name in _not_bundled(slices):
+        out = outs[name]
+        lying[name] = out if is_direct(out) else torch.empty(out.shape, dtype=out.dtype)
     found = {}
     for piece in slices:
         if piece.key < BUNDLE:
-            found[piece.key] = part_of(data[piece.name], piece)
+            found[piece.key] = part_of(flat_bytes(lying[piece.name]), piece)
         else:
             found[piece.key] = torch.empty(piece.nbytes, dtype=torch.uint8)
 
-    def finish_all() -> None:
-        finish()
+    def finish() -> None:
+        for name, tensor in lying.items():
+            if tensor is not outs[name]:
+                outs[name].detach().copy_(tensor)
         for piece in slices:
             if piece.key >= BUNDLE:
                 values = found[piece.key].view(dtype_of(piece.dtype))
                 _scatter(layout.members(piece), values, outs)
 
-    return found, finish_all
+    return found, finish
+
+
+def _not_bundled(slices: Sequence[Slice]) -> set[str]:
+    """Return the names of tensors that do not travel in bundles alone."""
+    return {piece.name for piece in slices if piece.key < BUNDLE}
 
 
 def _flat(tensor: Tensor) -> Tensor:

@@ -29,28 +29,9 @@ def is_direct(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.is_contiguous()
 
 
-def sending(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the bytes of tensors, by the same names; in their own memory where they lie so."""
-    lying = {
-        name: tensor if is_direct(tensor) else tensor.detach().cpu().contiguous()
-        for name, tensor in tensors.items()
-    }
-    return {name: flat_bytes(tensor) for name, tensor in lying.items()}
-
-
-def receiving(outs: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Callable[[], None]]:
-    """Return the bytes to receive tensors in, by the same names, and what puts them there."""
-    lying = {
-        name: out if is_direct(out) else torch.empty(out.shape, dtype=out.dtype)
-        for name, out in outs.items()
-    }
-
-    def finish() -> None:
-        for name, out in outs.items():
-            if lying[name] is not out:
-                out.detach().copy_(lying[name])
-
-    return {name: flat_bytes(tensor) for name, tensor in lying.items()}, finish
+def cpu_bytes(tensor: Tensor) -> Tensor:
+    """Return the bytes of a tensor, on the CPU; in its own memory where it :func:`is_direct`."""
+    return flat_bytes(tensor.detach().cpu().contiguous())
 
 
 def part_of(data: Tensor, piece: Slice) -> Tensor:
@@ -75,16 +56,18 @@ def frame_of(data: Tensor, let_go: Callable[[], None] | None = None) -> zmq.Fram
 
 
 def tensor_of(frame: zmq.Frame, dtype: torch.dtype) -> Tensor:
-    """Return the elements in ``frame``, in its own memory where that is aligned.
+    """Return the elements in ``frame``, as :func:`aligned` does."""
+    if not len(frame):
+        return torch.empty(0, dtype=dtype)
+    return aligned(torch.frombuffer(frame.buffer, dtype=torch.uint8), dtype)
+
+
+def aligned(data: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the elements in the bytes ``data``, in the same memory where that is aligned.
 
     Shape: (elements,).
     """
-    if not len(frame):
-        return torch.empty(0, dtype=dtype)
-    data = torch.frombuffer(frame.buffer, dtype=torch.uint8)
-    if data.data_ptr() % dtype.itemsize:
-        data = data.clone()
-    return data.view(dtype)
+    return (data.clone() if data.data_ptr() % dtype.itemsize else data).view(dtype)
 
 
 def joined(parts: Iterable[Tensor]) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from syncopate.paramserver.rows.hashing import Ids
-from syncopate.paramserver.tensors import dtype_of, flat_bytes
+from syncopate.paramserver.tensors import aligned, dtype_of, flat_bytes
 from syncopate.protocol.rules import STEPS
 from syncopate.protocol.table import ID_BYTES, Table, columns_of
 
@@ -46,28 +46,15 @@ def rows_of(data: Tensor, table: Table, state: tuple[str, ...] = ()) -> SomeRows
     """
     names = [name for name in state if name != STEPS]
     count = data.numel() // table.row_bytes(columns_of(state))
-    if not count:
-        nothing = torch.empty(0, table.width, dtype=dtype_of(table.dtype))
-        return SomeRows(np.empty(0, np.int64), nothing, dict.fromkeys(names, nothing))
-    if data.data_ptr() % ID_BYTES:
-        data = data.clone()
-    ids = data[: count * ID_BYTES].view(torch.int64).numpy()
-    columns = data[count * ID_BYTES :].view(dtype_of(table.dtype)).view(-1, count, table.width)
+    ids = aligned(data[: count * ID_BYTES], torch.int64).numpy()
+    values = aligned(data[count * ID_BYTES :], dtype_of(table.dtype))
+    columns = values.view(columns_of(state), count, table.width)
     return SomeRows(ids, columns[0], dict(zip(names, columns[1:], strict=True)))
 
 
 def bytes_of(ids: Ids) -> Tensor:
     """Return the bytes of rows' numbers, in their own memory where that is contiguous."""
     return torch.from_numpy(np.ascontiguousarray(ids).view(np.uint8))
-
-
-def ids_of(data: Tensor) -> Ids:
-    """Return the numbers of rows in the bytes ``data``."""
-    if not data.numel():
-        return np.empty(0, np.int64)
-    if data.data_ptr() % ID_BYTES:
-        data = data.clone()
-    return data.view(torch.int64).numpy()
 
 
 def ascends(ids: Ids) -> bool:

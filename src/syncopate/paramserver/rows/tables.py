@@ -16,7 +16,7 @@ from syncopate.paramserver.rows.frames import SomeRows, ascends, bytes_of, paylo
 from syncopate.paramserver.rows.hashing import Ids, servers_of
 from syncopate.paramserver.rows.index import Slots
 from syncopate.paramserver.session import Session
-from syncopate.paramserver.tensors import dtype_of, is_direct, name_of
+from syncopate.paramserver.tensors import aligned, dtype_of, is_direct, name_of
 from syncopate.protocol import messages as msg
 from syncopate.protocol.limits import Limits
 from syncopate.protocol.placement.bundle import Place
@@ -333,8 +333,7 @@ def whole_table(key: str, table: Tensor) -> tuple[Table, dict[str, Tensor]]:
 def _filling(found: Tensor, place: Tensor | slice) -> Taken:
     def take(data: Tensor, _: msg.Weights) -> None:
         if data.numel():
-            rows = data if not data.data_ptr() % found.element_size() else data.clone()
-            found[place] = rows.view(found.dtype).view(-1, found.shape[1])
+            found[place] = aligned(data, found.dtype).view(-1, found.shape[1])
 
     return take
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from syncopate.errors import InvalidValueError, UnknownNameError
-from syncopate.paramserver.tensors import flat_bytes, joined, part_of, parted
+from syncopate.paramserver.tensors import cpu_bytes, joined, part_of, parted
 from syncopate.protocol import messages as msg
 from syncopate.protocol.placement.piece import Slice
 from syncopate.protocol.rules import (
@@ -155,7 +155,7 @@ def with_state(
         UnknownNameError: the optimizer remembers no such thing.
         InvalidValueError: an entry is not as the tensor is.
     """
-    parts = [part_of(flat_bytes(tensor.detach().cpu().contiguous()), piece)]
+    parts = [part_of(cpu_bytes(tensor), piece)]
     for name, given in state.items():
         if name not in known:
             raise UnknownNameError("state of a servers' optimizer", name, known, piece.name)
@@ -165,7 +165,7 @@ def with_state(
             raise InvalidValueError(
                 f"{name} of {piece.name}", f"{given.numel()} of {given.dtype}", rule
             )
-        data = flat_bytes(given.detach().cpu().contiguous())
+        data = cpu_bytes(given)
         parts.append(data if name == STEPS else part_of(data, piece))
     return tuple(state), joined(parts)
 

@@ -14,13 +14,14 @@ import zmq
 from torch import Tensor
 
 from syncopate.paramserver.narrow import decoded
-from syncopate.paramserver.rows.frames import ascends, ids_of, rows_of
+from syncopate.paramserver.rows.frames import ascends, rows_of
 from syncopate.paramserver.rows.hashing import servers_of
 from syncopate.paramserver.rows.share import TableShare
 from syncopate.paramserver.storage import optimizers
 from syncopate.paramserver.storage.state import Record
 from syncopate.paramserver.storage.updaters import Updaters, Updating
 from syncopate.paramserver.tensors import (
+    aligned,
     dtype_of,
     flat_bytes,
     frame_of,
@@ -129,7 +130,7 @@ class Shard:
             return
         data = tensor_of(frame, torch.uint8)
         if isinstance(message, msg.PullRows):
-            ids = ids_of(data[: data.numel() // ID_BYTES * ID_BYTES])
+            ids = aligned(data[: data.numel() // ID_BYTES * ID_BYTES], torch.int64).numpy()
         else:
             state = message.state if isinstance(message, msg.BeginRows) else ()
             whole = spec.table.row_bytes(columns_of(state))
@@ -309,7 +310,7 @@ class Shard:
             state, frame = self.state_payload(asked.key, before=action.before)
             return msgspec.structs.replace(asked, state=state), frame
         if isinstance(asked, msg.Rows):
-            ids = ids_of(tensor_of(self._asked.pop((asked.key, action.worker)), torch.uint8))
+            ids = tensor_of(self._asked.pop((asked.key, action.worker)), torch.int64).numpy()
             rows = self._tables[asked.key].rows(ids, before=action.before)
             return asked, frame_of(flat_bytes(rows), let_go)
         if isinstance(asked, msg.TableState):

@@ -10,11 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncopate.paramserver.rows.frames import ascends, bytes_of, ids_of, payload_of, rows_of
+from syncopate.paramserver.rows.frames import ascends, bytes_of, payload_of, rows_of
 from syncopate.paramserver.rows.hashing import initial_rows
 from syncopate.paramserver.rows.share import TableShare
 from syncopate.paramserver.storage.shard import Shard
-from syncopate.paramserver.tensors import frame_of
+from syncopate.paramserver.tensors import aligned, frame_of
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Initialise, Stage, Update
 from syncopate.protocol.messages import Refusal
@@ -137,7 +137,7 @@ def test_a_payload_is_read_wherever_it_lies(begin):
     rows = rows_of(data, TABLE)
     assert rows.ids.tolist() == [3, 8]
     assert torch.equal(rows.values, values)
-    assert ids_of(data[:16]).tolist() == [3, 8]
+    assert aligned(data[:16], torch.int64).tolist() == [3, 8]
 
 
 def test_what_ascends():

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from syncopate.errors import InvalidValueError
 from syncopate.paramserver.driver import Handle, Pending
-from syncopate.paramserver.rows.frames import ascends, ids_of, rows_of
+from syncopate.paramserver.rows.frames import ascends, rows_of
 from syncopate.paramserver.rows.hashing import servers_of
 from syncopate.paramserver.rows.tables import Tables
+from syncopate.paramserver.tensors import aligned
 from syncopate.protocol import messages as msg
 from syncopate.protocol.limits import Limits
 from syncopate.protocol.rules import Adam, Rules
@@ -102,9 +103,9 @@ def test_rows_come_back_in_the_order_in_which_they_were_asked_for(ids, servers, 
     handle = tables.pull("t", numbers, out, 0)
     numbers.zero_()
     for (key, request), pulled in session.pending.pulled.items():
-        asked = ids_of(pulled.asked)
+        asked = aligned(pulled.asked, torch.int64)
         assert session.said[request - 1].count == len(asked) <= part
-        data = weights[torch.from_numpy(asked)].view(-1).view(torch.uint8)
+        data = weights[asked].view(-1).view(torch.uint8)
         pulled.take(data, msg.Rows(key, 1, request))
         handle.part_done()
     assert handle.done()
@@ -150,6 +151,6 @@ def test_numbers_may_be_numpys():
     tables, session = _tables(1, 9)
     handle = tables.pull("t", np.array([[3, 1]], np.int32), None, 0)
     (pulled,) = session.pending.pulled.values()
-    assert ids_of(pulled.asked).tolist() == [1, 3]
+    assert aligned(pulled.asked, torch.int64).tolist() == [1, 3]
     assert handle.out.shape == (1, 2, WIDTH)
     assert msgspec.structs.asdict(session.slices[0])["table"] == TABLE
