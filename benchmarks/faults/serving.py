@@ -58,11 +58,11 @@ def served_job(fault: Fault, rank: int) -> Served:
 def serve(job: Job, fault: Fault) -> None:
     """Be a server to the end of the training; the first one is the scheduler too."""
     mine = served_job(fault, int(os.environ["RANK"]))
+    if mine.rank == SLOW_SERVER:
+        serving.Shard = SlowShard  # type: ignore[misc]
     runs = [ParameterServer(mine).run]
     if mine.rank == 0:
         runs.append(Scheduler(mine).run)
-    if mine.rank == SLOW_SERVER:
-        serving.Shard = SlowShard  # type: ignore[misc]
     threads = [threading.Thread(target=run) for run in runs]
     for thread in threads:
         thread.start()

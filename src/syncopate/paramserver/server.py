@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import zmq
@@ -38,7 +39,7 @@ _EARLY, _EARLY_BYTES = 1024, 4096
 they may be: a worker says hello, and nothing else."""
 
 
-_COMPUTED = act.Stage | act.Ask | act.Add | act.Initialise | act.Measure | act.Update | act.Answer
+_Computed = act.Stage | act.Ask | act.Add | act.Initialise | act.Measure | act.Update | act.Answer
 
 
 class ParameterServer:
@@ -84,7 +85,7 @@ class ParameterServer:
             self._folder.keeps_earlier = self._identity.synchronous
             self._histories = self._folder.read(self._identity.run)
         self._machine: ServerMachine | None = None
-        self._shard: Shard | None = None
+        self._shard = Shard(self._updaters)
         self._committer: Committer | None = None
         # Bundles that were split: nothing on disk counts any more that is under their keys.
         self._dropped: set[int] = set()
@@ -96,7 +97,7 @@ class ParameterServer:
         self._early: deque[Arrival] = deque(maxlen=_EARLY)
         tap = Tap(msg.SERVER, lambda: self.refused)
         tap.counters.kept = self._kept
-        tap.counters.waiting = lambda: 0 if self._shard is None else self._shard.waiting
+        tap.counters.waiting = lambda: self._shard.waiting
         wire = Wire(load_key(job.key), self._limits, tap, self._faults)
         try:
             address = wire.listen(own_host(job), self._port)
@@ -171,8 +172,12 @@ class ParameterServer:
             return
         try:
             message, payload = self._node.wire.opened(codec.ToServer, arrival)
-            if payload is not None and isinstance(message, msg.PushRows | msg.PullRows):
-                self._require_rows(arrival, message, payload)
+            if (
+                payload is not None
+                and isinstance(message, msg.PushRows | msg.PullRows)
+                and machine.knows(arrival.peer)
+            ):
+                self._shard.require_rows(message, payload, machine.rank, machine.servers)
         except Refusal as refusal:
             self._do(machine.refuse(arrival.peer, refusal))
             return
@@ -182,14 +187,6 @@ class ParameterServer:
             self._node.wire.admit(arrival)
         self._do(found, payload)
 
-    def _require_rows(
-        self, arrival: Arrival, message: msg.PushRows | msg.PullRows, payload: zmq.Frame
-    ) -> None:
-        """Refuse rows of a worker that are not kept here."""
-        machine, shard = self._machine, self._shard
-        if machine is not None and shard is not None and machine.knows(arrival.peer):
-            shard.require_rows(message, payload, machine.rank, machine.servers)
-
     def _tick(self, now_s: float) -> None:
         self._refusals.note(self.refused)
 
@@ -197,7 +194,7 @@ class ParameterServer:
         for action in actions:
             if self._over:
                 return
-            if isinstance(action, _COMPUTED):
+            if isinstance(action, _Computed):
                 self._compute(action, payload)
             elif isinstance(action, act.Send):
                 self._node.send(action)
@@ -206,19 +203,8 @@ class ParameterServer:
             else:
                 self._manage(action)
 
-    def _compute(
-        self,
-        action: act.Stage
-        | act.Ask
-        | act.Add
-        | act.Initialise
-        | act.Measure
-        | act.Update
-        | act.Answer,
-        payload: zmq.Frame | None,
-    ) -> None:
+    def _compute(self, action: _Computed, payload: zmq.Frame | None) -> None:
         shard, wire, began_s = self._shard, self._node.wire, time.perf_counter()
-        assert shard is not None
         if isinstance(action, act.Stage):
             assert payload is not None
             shard.stage(action, payload)
@@ -259,12 +245,10 @@ class ParameterServer:
         elif isinstance(action, act.KeepTable):
             self._keep_table(action.table)
         elif isinstance(action, act.Split):
-            assert self._shard is not None
             self._shard.split(action.cut)
             self._dropped.add(action.cut.key)
-            self._notes([part for part in action.cut.parts if part.key >= BUNDLE])
+            self._note_bundles(action.cut.parts)
         elif isinstance(action, act.Unstage):
-            assert self._shard is not None
             self._shard.unstage(action)
         elif isinstance(action, act.Forget):
             self._node.wire.forget(action.peer)
@@ -305,8 +289,7 @@ class ParameterServer:
                 self._write_anew(roster, self._folder)
             if known is None or back:
                 known = known or Identity(job=self._job.name, run=roster.run, rank=roster.rank)
-                self._identity = msgspec.structs.replace(known, incarnation=now.number)
-                self._save_identity()
+                self._save_identity(known, incarnation=now.number)
                 self._node.member.settle()
             self._committer = Committer(self._folder, roster.run, self._node.wire.wake)
         while self._early:
@@ -321,7 +304,8 @@ class ParameterServer:
         """Take back what was on disk: what leads to the newest versions, and to those before."""
         assert self._machine is not None
         specs = self._machine.specs
-        self._shard = Shard(kept.rules or kept.tables[0].rules, specs, self._updaters)
+        if kept.rules is not None:
+            self._shard.keep(kept.rules, specs)
         for table in kept.tables:
             self._shard.keep_table(table)
         current = {spec.key for spec in specs}
@@ -340,7 +324,7 @@ class ParameterServer:
         The identity is written after it: until then the server goes back once more.
         """
         records: dict[int, Record] = {}
-        if self._machine is not None and self._shard is not None:
+        if self._machine is not None:
             at = self._machine.positions(self._shard.held)
             records = {key: self._shard.record(key, at[key], whole=True) for key in at}
         folder.replace(roster.run, records)
@@ -348,44 +332,34 @@ class ParameterServer:
 
     def _keep(self, action: act.Keep) -> None:
         assert self._machine is not None
-        if self._shard is None:
-            self._shard = Shard(action.rules, (), self._updaters)
         self._shard.keep(action.rules, self._machine.specs)
-        self._notes(self._machine.bundles)
+        self._note_bundles(self._machine.specs)
         if self._folder is not None and self._identity is not None:
-            self._identity = msgspec.structs.replace(
-                self._identity,
-                digest=self._machine.digest,
-                rules=action.rules,
-                slices=action.slices,
-            )
-            self._save_identity()
+            known, digest = self._identity, self._machine.digest
+            self._save_identity(known, digest=digest, rules=action.rules, slices=action.slices)
 
     def _keep_table(self, table: TableSlice) -> None:
-        if self._shard is None:
-            self._shard = Shard(table.rules, (), self._updaters)
         self._shard.keep_table(table)
         if self._folder is not None and self._identity is not None:
-            tables = (*self._identity.tables, table)
-            self._identity = msgspec.structs.replace(self._identity, tables=tables)
-            self._save_identity()
+            self._save_identity(self._identity, tables=(*self._identity.tables, table))
 
-    def _save_identity(self) -> None:
+    def _save_identity(self, known: Identity, **changed: Any) -> None:
         assert self._folder is not None
-        assert self._identity is not None
+        self._identity = msgspec.structs.replace(known, **changed)
         self._folder.keeps_earlier = self._identity.synchronous
         self._folder.save_identity(self._identity)
 
-    def _notes(self, bundles: list[Slice]) -> None:
-        """Note bundles for the trace, which knows slices from what is declared."""
+    def _note_bundles(self, slices: Iterable[Slice]) -> None:
+        """Note those that are bundles for the trace; it knows slices from what is declared."""
         assert self._machine is not None
         assert self._machine.rules is not None
+        bundles = [each for each in slices if each.key >= BUNDLE]
         self._node.wire.tap.keeps(self._machine.rank, self._machine.rules.mode, bundles)
 
     def _commit(self) -> None:
         """Let what changed be written, and tell the workers what is."""
         committer, machine, shard = self._committer, self._machine, self._shard
-        if committer is None or machine is None or shard is None:
+        if committer is None or machine is None:
             return
         if positions := committer.finished():
             self._do(machine.committed(positions))

@@ -100,11 +100,6 @@ class ServerMachine:
         return tuple(machine.spec for machine in self._slices.values())
 
     @property
-    def bundles(self) -> list[Slice]:
-        """Those of them that are more than a slice."""
-        return [spec for spec in self.specs if spec.key >= BUNDLE]
-
-    @property
     def rank(self) -> int:
         """This server's rank."""
         return self._seat.roster.rank

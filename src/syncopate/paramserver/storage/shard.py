@@ -60,10 +60,8 @@ class Shard:
         changed: keys of slices that changed since :meth:`snapshot` last took them.
     """
 
-    def __init__(
-        self, rules: Rules, slices: Iterable[Slice], updaters: Updaters | None = None
-    ) -> None:
-        """Hold ``slices``, without values yet; ``updaters`` are the server's."""
+    def __init__(self, updaters: Updaters | None = None) -> None:
+        """Hold nothing yet; ``updaters`` are the server's."""
         self.changed: set[int] = set()
         self._specs: dict[int, Slice] = {}
         self._tables: dict[int, TableShare] = {}
@@ -79,15 +77,15 @@ class Shard:
         self._rules: list[Rules] = []  # by group, and what updates by them
         self._updates: list[Updating] = []
         self._updaters = updaters or Updaters()
+        self._clip_norm, self._keeps_before = math.inf, False
         self._backups: dict[int, dict[int, Tensor]] = {}
         # Weights and states of the version before, where they are kept; code never changes them.
         self._before: dict[int, tuple[Tensor, optimizers.State]] = {}
         # Weights that ZeroMQ sends lie where they are: code that changes them has to know.
         self._sending: dict[int, list[zmq.MessageTracker]] = {}
-        self.keep(rules, slices)
 
     def keep(self, rules: Rules, slices: Iterable[Slice]) -> None:
-        """Hold ``slices`` of tensors as well, updated by ``rules``.
+        """Hold ``slices`` of tensors, without values yet, updated by ``rules``.
 
         Raises:
             ParameterServerError: there is no such updater here.

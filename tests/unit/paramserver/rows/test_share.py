@@ -161,7 +161,7 @@ def test_what_ascends():
 )
 def test_numbers_of_rows_are_looked_at_before_they_are_taken(ids, servers, accepted):
     spec = Slice(TABLES, "t", "float32", 0, TABLE.rows * 3, TABLE)
-    shard = Shard(Rules(), ())
+    shard = Shard()
     shard.keep_table(TableSlice(spec, Rules()))
     numbers = np.array(ids, np.int64)
     pushed = payload_of(numbers, [torch.ones(len(ids), 3)])

@@ -19,7 +19,8 @@ BOTH = ((0, 1), (1, 1))
 
 
 def begun(*slices, rules=RULES):
-    shard = Shard(rules, slices)
+    shard = Shard()
+    shard.keep(rules, slices)
     for piece in slices:
         stage(shard, piece.key, 0, 0, torch.zeros(piece.numel))
         shard.initialise(Initialise(piece.key, 0))

@@ -224,8 +224,14 @@ def test_what_is_dropped_counts_no_more_once_the_next_segment_is_there(tmp_path)
 SLICES = (Slice(0, "w", "float32", 0, 40_000),)
 
 
+def _holding(rules, slices=SLICES):
+    shard = Shard()
+    shard.keep(rules, slices)
+    return shard
+
+
 def _shard(rules):
-    shard = Shard(rules, SLICES)
+    shard = _holding(rules)
     shard.stage(Stage(0, 0, 0), frame_of(flat_bytes(torch.ones(40_000))))
     shard.initialise(Initialise(0, 0))
     return shard
@@ -269,7 +275,7 @@ def test_delays_are_compensated_from_what_the_worker_pulled():
 @pytest.mark.parametrize("optimizer", [Adam(lr=0.1), SGD(lr=0.1, momentum=0.9), SGD(lr=0.1)])
 def test_a_shard_may_begin_with_what_another_ones_optimizer_remembered(optimizer):
     rules = Rules(optimizer=optimizer)
-    one, two = _shard(rules), Shard(rules, SLICES)
+    one, two = _shard(rules), _holding(rules)
     assert one.state_payload(0)[0] == ()
     _update(one, 1, 1.0)
     names, frame = one.state_payload(0)
@@ -319,7 +325,7 @@ def test_state_of_another_tensor_is_refused(state, error, words):
 
 def test_a_shard_comes_back_and_goes_on_as_if_nothing_had_been():
     rules = Rules(mode="dc-asgd", optimizer=Adam(lr=0.1))
-    one, two = _shard(rules), Shard(rules, SLICES)
+    one, two = _shard(rules), _holding(rules)
     one.payload(0, 0)
     _update(one, 1, 1.0, compensate=0)
     assert one.changed == {0}
@@ -422,7 +428,7 @@ def test_slices_of_a_bundle_go_on_as_they_would_have_by_themselves(optimizer, mo
     """Weights, optimizer state, copies, and gradients that wait are those of each, to the bit."""
     slices, bundle = _bundle_of(80)
     rules, whole = Rules(mode=mode, optimizer=optimizer), bundle.whole.key
-    bundled, alone = Shard(rules, [bundle.whole]), Shard(rules, slices)
+    bundled, alone = _holding(rules, [bundle.whole]), _holding(rules, slices)
     cut = Cut(whole, tuple(slices))
     keys = [piece.key for piece in slices]
     data = iter(torch.randn(6, bundle.whole.numel).unbind())
