@@ -20,7 +20,6 @@ from syncopate.protocol.actions import SCHEDULER, Action
 from syncopate.protocol.limits import Limits
 from syncopate.protocol.membership.awake import AwakeClock
 from syncopate.protocol.membership.member import MemberMachine
-from syncopate.protocol.messages import Refusal
 
 _log = logging.getLogger("syncopate")
 _DRAIN_S = 0.5
@@ -112,11 +111,7 @@ class Membership:
 
     def _step(self) -> None:
         self._send()
-        for arrival in self._wire.receive(TICK_S):
-            try:
-                message, _ = self._wire.opened(codec.FromScheduler, arrival)
-            except Refusal:
-                continue
+        for _, message in self._wire.heard(codec.FromScheduler, TICK_S):
             with self._lock:
                 self._do(self._machine.receive(message, self._now_s()))
         with self._lock:

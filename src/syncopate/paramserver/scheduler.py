@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from syncopate.errors import ArtifactError, ParameterServerError
@@ -162,8 +161,6 @@ class Scheduler:
         """Answer no more than heartbeats for a while; what else members say they say again."""
         until_s = time.monotonic() + for_s
         while time.monotonic() < until_s:
-            for arrival in self._wire.receive(TICK_S):
-                with suppress(Refusal):
-                    message, _ = self._wire.opened(codec.ToScheduler, arrival)
-                    if isinstance(message, Heartbeat) and not self._machine.is_stranger(message):
-                        self._wire.send(arrival.peer, Heartbeat(""))
+            for peer, message in self._wire.heard(codec.ToScheduler, TICK_S):
+                if isinstance(message, Heartbeat) and not self._machine.is_stranger(message):
+                    self._wire.send(peer, Heartbeat(""))

@@ -19,7 +19,6 @@ from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import SCHEDULER
 from syncopate.protocol.figures import NodeStanding
 from syncopate.protocol.limits import Limits
-from syncopate.protocol.messages import Refusal
 from syncopate.shown import Row, Shown
 
 ANSWER_S = 5.0
@@ -121,11 +120,7 @@ def status(job: Job, answer_s: float = ANSWER_S) -> JobStatus:
         wire.send(SCHEDULER, msg.Status(job.name))
         until_s = time.monotonic() + answer_s
         while time.monotonic() < until_s:
-            for arrival in wire.receive(_POLL_S):
-                try:
-                    said, _ = wire.opened(codec.FromScheduler, arrival)
-                except Refusal:
-                    continue
+            for _, said in wire.heard(codec.FromScheduler, _POLL_S):
                 if isinstance(said, msg.Standing):
                     return JobStatus(job.scheduler, job.name, said)
                 if isinstance(said, msg.Refused):

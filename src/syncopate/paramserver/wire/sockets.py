@@ -23,6 +23,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -272,6 +273,12 @@ class Wire:
         self.flush()
         self.wait(timeout_s)
         return self.read()
+
+    def heard(self, kinds: object, timeout_s: float) -> Iterator[tuple[Peer, Message]]:
+        """Give what :meth:`receive` does, opened and without payloads; not what is no message."""
+        for arrival in self.receive(timeout_s):
+            with suppress(Refusal):
+                yield arrival.peer, self.opened(kinds, arrival)[0]
 
     def wait(self, timeout_s: float) -> None:
         """Wait for something that :meth:`read` may return; an exception here loses nothing."""
