@@ -174,7 +174,7 @@ def job_from(environment: Mapping[str, str], role: str) -> Job:
         raise UnknownNameError("role", said, ROLES, "DMLC_ROLE")
     if said != role:
         raise InvalidValueError("DMLC_ROLE", said, f"{role!r} for this process, or not set")
-    key = environment.get("SYNCOPATE_PS_KEY")
+    key, worker = environment.get("SYNCOPATE_PS_KEY"), role == "worker"
     return Job(
         uri=environment.get("DMLC_PS_ROOT_URI", _LOCAL),
         port=_number(environment, "DMLC_PS_ROOT_PORT", _PORT),
@@ -182,24 +182,16 @@ def job_from(environment: Mapping[str, str], role: str) -> Job:
         workers=_number(environment, "DMLC_NUM_WORKER", 1),
         name=environment.get("SYNCOPATE_PS_JOB", "syncopate"),
         host=environment.get("DMLC_NODE_HOST", ""),
-        rank=_rank(environment, role),
+        rank=_number(environment, "DMLC_RANK", _number(environment, "RANK", -1) if worker else -1),
         key=Path(key) if key else None,
         insecure=environment.get("SYNCOPATE_PS_INSECURE", "0") != "0",
-        launch=_launch(environment) if role == "worker" else ONCE,
+        launch=Launch(
+            _number(environment, "TORCHELASTIC_RESTART_COUNT", 0),
+            _number(environment, "TORCHELASTIC_MAX_RESTARTS", 0),
+        )
+        if worker
+        else ONCE,
         on_worker_loss=environment.get("SYNCOPATE_PS_ON_WORKER_LOSS", ""),
-    )
-
-
-def _rank(environment: Mapping[str, str], role: str) -> int:
-    """Return the rank that a process wants; -1: any."""
-    default = _number(environment, "RANK", -1) if role == "worker" else -1
-    return _number(environment, "DMLC_RANK", default)
-
-
-def _launch(environment: Mapping[str, str]) -> Launch:
-    return Launch(
-        _number(environment, "TORCHELASTIC_RESTART_COUNT", 0),
-        _number(environment, "TORCHELASTIC_MAX_RESTARTS", 0),
     )
 
 

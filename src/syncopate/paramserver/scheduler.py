@@ -52,10 +52,9 @@ class Scheduler:
         run = Run(job=job.name, run=new_token(), servers=job.servers, workers=job.workers)
         self._file = RunFile(state, run) if state is not None else None
         run = self._file.run if self._file is not None else run
-        self.run_id = run.run
         self._machine = SchedulerMachine(
             job.name,
-            self.run_id,
+            run.run,
             job.servers,
             job.workers,
             self._limits,
@@ -73,7 +72,7 @@ class Scheduler:
             raise
         tap.counters.queued = self._wire.queued
         tap.counters.here = lambda: self._machine.here
-        tap.joined(self.run_id, 0, job.workers, job.servers)
+        tap.joined(run.run, 0, job.workers, job.servers)
         self._failure: ParameterServerError | None = None
 
     @property

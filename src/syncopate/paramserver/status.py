@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from rich.console import RenderableType
 from rich.text import Text
 
@@ -83,21 +84,7 @@ class JobStatus(Shown):
             "complete": said.complete,
             "servers": said.servers,
             "workers": said.workers,
-            "nodes": [
-                {
-                    "role": one.role,
-                    "rank": one.rank,
-                    "state": one.state,
-                    "silent_s": one.silent_s,
-                    "address": one.address,
-                    "step": one.figures.step,
-                    "slices": one.figures.slices,
-                    "nbytes": one.figures.nbytes,
-                    "queued": one.figures.queued,
-                    "refused": one.figures.refused,
-                }
-                for one in said.nodes
-            ],
+            "nodes": [_told(one) for one in said.nodes],
         }
 
 
@@ -132,6 +119,12 @@ def status(job: Job, answer_s: float = ANSWER_S) -> JobStatus:
         f"no scheduler answered at {job.scheduler} within {answer_s:g} s: is it there, and is the "
         "key that of its job?"
     )
+
+
+def _told(one: NodeStanding) -> dict[str, Any]:
+    """Return what is known of a node, and behind it its figures."""
+    told = msgspec.structs.asdict(one)
+    return told | msgspec.structs.asdict(told.pop("figures"))
 
 
 def _state(one: NodeStanding) -> str:

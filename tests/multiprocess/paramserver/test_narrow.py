@@ -30,11 +30,11 @@ def train(store):
     weights = tensors(1)
     store.init(weights)
     counts = store._session._wire.tap.counters._counts
-    before = counts[msg.Push, True][1] if store.rank == 0 else 0
+    before = counts[msg.Push, "sent"][1] if store.rank == 0 else 0
     for step in range(3):
         store.push_many(tensors(10 + 2 * step + store.rank))
         store.pull_many(weights).wait()
-    return weights, counts[msg.Push, True][1] - before
+    return weights, counts[msg.Push, "sent"][1] - before
 
 
 def alone(kind):

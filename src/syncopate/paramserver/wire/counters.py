@@ -6,7 +6,6 @@ They are kept whether anybody asks or not, so a message costs two look-ups and t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Literal
 
 from syncopate.metrics.prometheus import Metric, Sample
 from syncopate.protocol import messages as msg
@@ -43,7 +42,7 @@ class Counters:
         self.queued: Callable[[], int] = lambda: 0
         self._refused = refused
         self.here: Callable[[], Mapping[str, int]] = dict
-        self._counts: dict[tuple[type, bool], list[int]] = {}
+        self._counts: dict[tuple[type, str], list[int]] = {}
         self._step = 0
         self._versions: dict[int, int] = {}
         self._given: dict[tuple[Peer, int], int] = {}
@@ -51,7 +50,7 @@ class Counters:
 
     def sent(self, peer: Peer, message: msg.Message, nbytes: int) -> None:
         """Count a message that ZeroMQ was given."""
-        self._count(type(message), True, nbytes)
+        self._count(type(message), "sent", nbytes)
         if isinstance(message, msg.Push):
             self._step = max(self._step, message.sequence)
         elif isinstance(message, msg.Weights) and len(self._given) < _MOST:
@@ -59,7 +58,7 @@ class Counters:
 
     def received(self, peer: Peer, message: msg.Message | None, nbytes: int) -> None:
         """Count a message that was taken from ZeroMQ; None: one that cannot be read."""
-        self._count(type(message), False, nbytes)
+        self._count(type(message), "received", nbytes)
         if not isinstance(message, msg.Push):
             return
         given = self._given.get((peer, message.key))
@@ -82,18 +81,13 @@ class Counters:
     def metrics(self) -> Iterator[Metric]:
         """Yield what is known now, for Prometheus."""
         mine = {"role": self.role, "rank": str(self.rank)}
-        ways: tuple[tuple[bool, Literal["sent", "received"]], ...] = (
-            (True, "sent"),
-            (False, "received"),
-        )
         messages, nbytes = [], []
-        for sends, way in ways:
-            for (kind, sent), (count, size) in list(self._counts.items()):
-                if sent == sends:
-                    name = "unreadable" if kind is type(None) else kind.__name__
-                    labels = mine | {"kind": name, "way": way}
-                    messages.append(Sample(count, labels))
-                    nbytes.append(Sample(size, labels))
+        sent_first = sorted(self._counts.items(), key=lambda one: one[0][1] != "sent")
+        for (kind, way), (count, size) in sent_first:
+            name = "unreadable" if kind is type(None) else kind.__name__
+            labels = mine | {"kind": name, "way": way}
+            messages.append(Sample(count, labels))
+            nbytes.append(Sample(size, labels))
         yield Metric("syncopate_ps_messages_total", "counter", "Messages, by kind.", messages)
         yield Metric("syncopate_ps_bytes_total", "counter", "Bytes of their frames.", nbytes)
         refused = [Sample(n, mine | {"reason": why}) for why, n in self._refused().items()]
@@ -124,10 +118,10 @@ class Counters:
             yield Metric(metric, "counter", what, [Sample(value, mine)])
         yield _gauge("stale_updates_most", f"{told}, the most.", most, mine)
 
-    def _count(self, kind: type, sends: bool, nbytes: int) -> None:
-        one = self._counts.get((kind, sends))
+    def _count(self, kind: type, way: str, nbytes: int) -> None:
+        one = self._counts.get((kind, way))
         if one is None:
-            one = self._counts.setdefault((kind, sends), [0, 0])
+            one = self._counts.setdefault((kind, way), [0, 0])
         one[0] += 1
         one[1] += nbytes
 

@@ -124,7 +124,7 @@ class Tap:
             msg.Roster: self._ranks,
             msg.Hello: self._greets,
             msg.Declare: self._declares,
-            msg.DeclareTable: self._declares_table,
+            msg.DeclareTable: self._declares,
         }
 
     # -- what the wire says ---------------------------------------------------------------------
@@ -282,19 +282,18 @@ class Tap:
         if not sends and known:
             self._name(peer, f"w{said.rank}")
 
-    def _declares(self, peer: Peer, said: msg.Declare, sends: bool) -> None:
-        """Note which slices a server keeps; a worker says it to each, and each says it once."""
+    def _declares(self, peer: Peer, said: msg.Declare | msg.DeclareTable, sends: bool) -> None:
+        """Note which slices a server keeps; a worker says it to each, and each says it once.
+
+        A table is noted as a slice of all its elements.
+        """
         if not sends and not self._names.get(self._place(peer)):
             return  # a stranger
         server = peer if sends else self.header.rank
         assert isinstance(server, int)
-        self.keeps(server, said.rules.mode, said.slices)
-
-    def _declares_table(self, peer: Peer, said: msg.DeclareTable, sends: bool) -> None:
-        """Note what a server keeps of a table, as a slice of all its elements."""
-        if sends or self._names.get(self._place(peer)):
-            server = peer if sends else self.header.rank
-            assert isinstance(server, int)
+        if isinstance(said, msg.Declare):
+            self.keeps(server, said.rules.mode, said.slices)
+        else:
             self.keeps(server, said.table.rules.mode, [said.table.slice])
 
     def bundles(self, layout: Layout, mode: str, parts: Iterable[Slice]) -> None:

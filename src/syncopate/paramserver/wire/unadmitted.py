@@ -48,10 +48,9 @@ class Unadmitted:
         turned_away: how many connections were closed.
     """
 
-    def __init__(self, listener: zmq.Socket[bytes], most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, listener: zmq.Socket[bytes]) -> None:
         """Watch the connections to ``listener``, which is not bound yet."""
         self.turned_away = 0
-        self._most_bytes = most_bytes
         self._lock = threading.Lock()
         self._connections: dict[int, socket.socket] = {}
         self._admitted: set[int] = set()
@@ -104,7 +103,7 @@ class Unadmitted:
     def _look(self) -> None:
         """Close those that sent the most, as long as all together sent too much."""
         received = {number: _received(held) for number, held in self._connections.items()}
-        while received and sum(received.values()) > self._most_bytes:
+        while received and sum(received.values()) > MOST_BYTES:
             most = max(received, key=lambda number: received[number])
             del received[most]
             self._close(most)
