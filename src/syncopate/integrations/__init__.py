@@ -13,6 +13,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from syncopate.errors import MissingPackageError
+
 if TYPE_CHECKING:
     from syncopate.integrations.accelerate import SyncopateAccelerator
     from syncopate.integrations.lightning import SyncopateStrategy
@@ -25,12 +27,19 @@ _MODULES = {
     "SyncopateStrategy": "lightning",
     "SyncopateTrainer": "transformers",
 }
+"""Class -> its module here, which is called as the framework is."""
 
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    try:
+        value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _MODULES.values():
+            raise
+        raise MissingPackageError(name, package) from None
     globals()[name] = value
     return value
 

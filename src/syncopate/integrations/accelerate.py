@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from accelerate import Accelerator
 from torch import nn
 from torch.optim import Optimizer
 
 from syncopate.engine.distribute import distribute
 from syncopate.engine.exchange.groups import trained_ids
 from syncopate.errors import EngineError
-from syncopate.integrations.framework import needed
-
-with needed("SyncopateAccelerator", "accelerate"):
-    from accelerate import Accelerator
 
 _BY_DDP = "MULTI_"
 """How the names of Accelerate's distributed types begin under which it wraps models in DDP."""

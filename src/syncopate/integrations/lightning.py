@@ -7,13 +7,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import DDPStrategy
 
 from syncopate.engine.distribute import distribute
-from syncopate.integrations.framework import needed
-
-with needed("SyncopateStrategy", "lightning"):
-    from lightning.pytorch import Trainer
-    from lightning.pytorch.strategies import DDPStrategy
 
 
 class SyncopateStrategy(DDPStrategy):

@@ -7,14 +7,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import Trainer
 
-from syncopate.integrations.framework import needed
-
-with needed("SyncopateTrainer", "transformers"):
-    from transformers import Trainer
-
-with needed("SyncopateTrainer", "accelerate"):
-    from syncopate.integrations.accelerate import prepare_distributed
+from syncopate.integrations.accelerate import prepare_distributed
 
 
 class SyncopateTrainer(Trainer):

@@ -9,7 +9,6 @@ import pytest
 
 from syncopate import integrations
 from syncopate.errors import MissingPackageError, SyncopateError
-from syncopate.integrations.framework import needed
 from tests.children import HANGS_S, environment
 
 
@@ -55,6 +54,12 @@ def test_a_missing_framework_is_said(
     assert "'.[frameworks]'" in str(raised.value)
 
 
-def test_another_missing_module_is_not_taken_for_it() -> None:
-    with pytest.raises(ModuleNotFoundError, match="its_dependency"), needed("X", "lightning"):
+def test_another_missing_module_is_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_its_dependency(_: str) -> None:
         raise ModuleNotFoundError("No module named 'its_dependency'", name="its_dependency")
+
+    monkeypatch.setattr(integrations, "import_module", without_its_dependency)
+    monkeypatch.delitem(vars(integrations), "SyncopateStrategy", raising=False)
+    with pytest.raises(ModuleNotFoundError, match="its_dependency") as raised:
+        _ = integrations.SyncopateStrategy
+    assert not isinstance(raised.value, SyncopateError)
