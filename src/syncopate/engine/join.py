@@ -91,8 +91,6 @@ class Join:
                 f"the ranks are not at the same step: {named}. An error between forward and "
                 "backward, as in the loss, does that: see the error there"
             )
-        if len(active) < len(moves):
-            self._leave_out([rank for rank in range(len(moves)) if rank not in active])
         self._note(active)
 
     def _shadow(self) -> None:
@@ -102,11 +100,10 @@ class Join:
             active = [rank for rank, other in enumerate(moves) if other != Move.JOINED]
             if not active:
                 break
-            self._leave_out([rank for rank in range(len(moves)) if rank not in active])
             self._note(active)
             kinds = {moves[rank] for rank in active}
             if kinds == {Move.FORWARD}:
-                self._readiness.shadow_forward()
+                self._readiness.exchange.refresh_buffers()
             elif kinds == {Move.BACKWARD}:
                 self._readiness.shadow()
         if len(self._active) < self._communicator.world_size:
@@ -126,16 +123,17 @@ class Join:
         communicator.all_reduce(moves, algorithm=algorithm)
         return [Move(number) for number in moves.tolist()]
 
-    def _leave_out(self, joined: list[int]) -> None:
-        self._stop_planning()
-        if self._throw:
+    def _note(self, active: list[int]) -> None:
+        """Go on with the ranks that still train."""
+        joined = [rank for rank in range(self._communicator.world_size) if rank not in active]
+        if joined:
+            self._stop_planning()
+        if joined and self._throw:
             self._readiness.drop()
             raise EngineError(
                 f"{name_ranks(joined)} ran out of inputs, and join() was told to raise then "
                 "(throw_on_early_termination)"
             )
-
-    def _note(self, active: list[int]) -> None:
         self._active = active
         self._buffers.source = active[0]
         self._readiness.set_present(active, alone=not self._by_all)

@@ -65,7 +65,7 @@ class Readiness:
         sparse: parameters whose gradients have rows, and are in no bucket.
 
     Attributes:
-        exchange: carries the gradients; None before the first plan.
+        exchange: carries the gradients; not there before the first plan.
         paused: gradients of forwards that run meanwhile are not exchanged.
         held: launch every bucket at the end of backward and time the gradients.
         listeners: called with each :class:`Step` when its backward has been synchronised, on every
@@ -207,14 +207,14 @@ class Readiness:
 
     def forward_ends(self, outputs: Sequence[Tensor], *, bypassed: bool = False) -> None:
         """Watch what ``forward`` returned for the backward to come; local where it was bypassed."""
-        begin = self._begin_skip if self.paused or bypassed else self._begin_sync
+        begin = partial(self._reached, self.paused or bypassed, 0)
         # A leaf would keep the hook for ever, and backward through the model starts elsewhere.
         inner = [tensor for tensor in outputs if tensor.grad_fn is not None]
         counted = inner and self._counted and not bypassed
         if counted and graph_task_id() == NO_BACKWARD:
             self._forwards += 1
             self._unreached.add(self._forwards)
-            begin = partial(self._begin_counted, self._forwards)
+            begin = partial(self._reached, False, self._forwards)
         for tensor in inner:
             tensor.register_hook(begin)  # type: ignore[no-untyped-call]
 
@@ -225,18 +225,12 @@ class Readiness:
 
     # -- backward -------------------------------------------------------------------------------
 
-    def _begin_sync(self, _: Any = None, entered: int | None = None) -> None:
-        self._begin(State.HELD if self.held else State.SYNC, entered)
-
-    def _begin_counted(self, forward: int, _: Any) -> None:
-        """Begin the backward of a forward that :attr:`_unreached` holds."""
+    def _reached(self, local: bool, forward: int, _: Tensor) -> None:
+        """Begin the backward of a forward, whose number :attr:`_unreached` may hold."""
         self._unreached.discard(forward)
-        self._begin_sync()
+        self._begin(local)
 
-    def _begin_skip(self, _: Any = None, entered: int | None = None) -> None:
-        self._begin(State.SKIP, entered)
-
-    def _begin(self, state: State, entered: int | None) -> None:
+    def _begin(self, local: bool, entered: int | None = None) -> None:
         task = graph_task_id()
         if self._state != State.IDLE:
             if task == self._task:
@@ -244,15 +238,16 @@ class Readiness:
             self._abandon()
         self.complete()
         self.exchange.adapt(entered)
-        self._state = state
         self._task = task
         self._step.backward_start = self._stamp()
-        if state == State.SKIP:
+        if local:
+            self._state = State.SKIP
             at_end_of_backward(self._end_skip)
             return
+        self._state = State.HELD if self.held else State.SYNC
         if self.watch is not None and self.watch.due and self.announce is None:
             self.watch.begin()
-        if state == State.SYNC:
+        if self._state == State.SYNC:
             self._ready[:] = bytes(len(self._ready))
         else:
             self._timed[:] = bytes(len(self._timed))
@@ -264,7 +259,7 @@ class Readiness:
     def _enter(self, entered: int | None = None) -> None:
         """Begin a backward that enters elsewhere than at the outputs, if none has begun."""
         if self._state == State.IDLE:
-            (self._begin_skip if self.paused else self._begin_sync)(entered=entered)
+            self._begin(self.paused, entered)
 
     def _otherwise(self, index: int) -> None:
         """Handle a gradient off the common path ([Note: The path of a hook])."""
@@ -452,10 +447,6 @@ class Readiness:
         """Finish a backward that raised half-way; the next forward would do it otherwise."""
         self.complete()
         self._abandon()
-
-    def shadow_forward(self) -> None:
-        """Exchange buffers with the others' forward, where the exchange does."""
-        self.exchange.refresh_buffers()
 
     def shadow(self) -> None:
         """Add zeros to the gradients of the others' backward."""
