@@ -23,24 +23,17 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from syncopate.delay import Delay, LocalSGD
+from syncopate.engine.exchange.base import Exchange
 from syncopate.engine.exchange.proxies.state import own
 from syncopate.engine.exchange.update.optimizer_state import OwnedState
 from syncopate.errors import EngineError, InvalidValueError
-
-
-class Exchanging(Protocol):
-    """What an engine exchanges by."""
-
-    @property
-    def state(self) -> OwnedState | None:
-        """The optimizers' state, where ranks own parts of it; None where every rank has it all."""
 
 
 class Training(Protocol):
     """An engine, as far as checkpoints need it."""
 
     @property
-    def exchange(self) -> Exchanging | None:
+    def exchange(self) -> Exchange | None:
         """The exchange that executes the plan; None before the first."""
 
     @property

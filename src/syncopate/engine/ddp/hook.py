@@ -19,10 +19,11 @@ from collections.abc import Sequence
 from concurrent import futures
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.futures import Future
 
 from syncopate.artifacts.plan import Plan
@@ -38,22 +39,6 @@ from syncopate.units import format_count, format_seconds
 
 _SETTLED = 2
 """The backward from which on DDP's buckets stay."""
-
-
-class GradBucket(Protocol):
-    """What DDP gives a hook, a ``torch.distributed.GradBucket``."""
-
-    def index(self) -> int:
-        """Return its place in the launch order."""
-
-    def is_last(self) -> bool:
-        """Say whether it is the last one."""
-
-    def buffer(self) -> Tensor:
-        """Return its gradients, flat."""
-
-    def parameters(self) -> list[Tensor]:
-        """Return whose they are."""
 
 
 class _Carried(NamedTuple):
