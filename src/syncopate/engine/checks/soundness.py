@@ -120,7 +120,7 @@ def checks(
     """
     ignored = ignored_names(model, given.ignore)
     yield ()
-    shared, sparse, trainables = _sound_model(model, ignored, rows=True)
+    shared, sparse, trainables = sound_model(model, ignored, rows=True)
     trainables = named_for(given.plan, trainables)
     yield ()
     known = tuple(dict.fromkeys(sound_optimizer(each, model) for each in optimizers))
@@ -160,20 +160,24 @@ def checks(
 # -- the model -----------------------------------------------------------------------------------
 
 
-def sound_parameters(
-    model: nn.Module, ignored: frozenset[str]
-) -> tuple[list[tuple[str, nn.Parameter]], tuple[Trainable, ...]]:
-    """Return the parameters that all ranks share, by name, and which of them are trained.
+def sound_model(
+    model: nn.Module, ignored: frozenset[str], *, rows: bool
+) -> tuple[list[tuple[str, nn.Parameter]], Sparse, tuple[Trainable, ...]]:
+    """Return the parameters that all ranks share, sparse embeddings, and what is trained else.
 
     Args:
         model: wrapped in nothing.
         ignored: names of what stays every rank's own.
+        rows: whether gradients may be sparse.
 
     Raises:
         EngineError: the model is wrapped already, or has a parameter that cannot be exchanged.
     """
-    shared, _, trainables = _sound_model(model, ignored, rows=False)
-    return shared, trainables
+    for name, module in model.named_modules():
+        require_plain(name, module)
+    shared = shared_parameters(model, ignored)
+    sparse = sparse_weights(model, shared, rows=rows)
+    return shared, sparse, _trainables(model, shared, sparse)
 
 
 def named_for(plan: object, trainables: Sequence[Trainable]) -> tuple[Trainable, ...]:
@@ -192,17 +196,6 @@ def named_for(plan: object, trainables: Sequence[Trainable]) -> tuple[Trainable,
     if any(plain_name(name) != name for name in planned):
         return tuple(trainables)
     return tuple(replace(one, name=plain_name(one.name)) for one in trainables)
-
-
-def _sound_model(
-    model: nn.Module, ignored: frozenset[str], *, rows: bool
-) -> tuple[list[tuple[str, nn.Parameter]], Sparse, tuple[Trainable, ...]]:
-    """Return the parameters that all ranks share, sparse embeddings, and what is trained else."""
-    for name, module in model.named_modules():
-        require_plain(name, module)
-    shared = shared_parameters(model, ignored)
-    sparse = sparse_weights(model, shared, rows=rows)
-    return shared, sparse, _trainables(model, shared, sparse)
 
 
 def ignored_names(model: object, asked: Iterable[str]) -> frozenset[str]:

@@ -22,7 +22,7 @@ from syncopate.engine.buckets import Trainable
 from syncopate.engine.checks.agreement import Checks, agree
 from syncopate.engine.checks.connect import require_process_group
 from syncopate.engine.checks.fit import require_recipes, require_whole_weights, tensors_of
-from syncopate.engine.checks.soundness import named_for, sound_parameters, tensor_facts
+from syncopate.engine.checks.soundness import named_for, sound_model, tensor_facts
 from syncopate.engine.ddp.buckets import PlannedBuckets
 from syncopate.engine.ddp.group import group_of
 from syncopate.engine.ddp.hook import Carrier, carried_by_plan
@@ -134,7 +134,7 @@ def _checks(module: object, plan: object, options: Mapping[str, Any]) -> Checks[
     trainables: tuple[Trainable, ...] = ()
     # What DDP itself makes of a model is DDP's affair, where it gets no plan.
     with suppress(EngineError) if plan is None else nullcontext():
-        trainables = sound_parameters(module, frozenset(apart))[1]
+        _, _, trainables = sound_model(module, frozenset(apart), rows=False)
     yield [
         ("whether a plan is given", plan is not None),
         *((f"{name}=", value) for name, value in options.items() if isinstance(value, bool | int)),

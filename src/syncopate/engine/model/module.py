@@ -296,7 +296,10 @@ def _extend_class_of(model: nn.Module) -> None:
     try:
         model.__class__ = _class_for(original, _exchanging)
     except (TypeError, RuntimeError) as error:
-        raise _not_extensible(original, error) from None
+        raise EngineError(
+            f"a {original.__name__} cannot be distributed, its class does not allow it ({error}); "
+            "distribute the eager module"
+        ) from None
 
 
 def _class_for(original: type, calling: Callable[[type], Callable[..., Any]]) -> type:
@@ -408,13 +411,6 @@ def detach(model: nn.Module) -> None:
 def original_class(cls: type) -> type:
     """Return the class that a distributed model had before."""
     return cls.__mro__[2]
-
-
-def _not_extensible(original: type, error: Exception) -> EngineError:
-    return EngineError(
-        f"a {original.__name__} cannot be distributed, its class does not allow it ({error}); "
-        "distribute the eager module"
-    )
 
 
 _PLAIN: frozenset[type] = frozenset(

@@ -32,7 +32,7 @@ def compiled() -> Any:
 
 
 def of(model: nn.Module) -> tuple[Trainable, ...]:
-    return soundness.sound_parameters(model, frozenset())[1]
+    return soundness.sound_model(model, frozenset(), rows=False)[2]
 
 
 def plan_of(trainables: tuple[Trainable, ...]) -> Plan:
