@@ -198,10 +198,7 @@ def _begin(
         if given.plan is not None:
             engine.install(given.plan.delayed(engine.delay) if engine.delay else given.plan)
         else:
-            first = start(engine, given.wishes, hosts)
-            engine.adopt(first.plan)
-            if first.companion is not None:
-                first.companion.start()
+            start(engine, given.wishes, hosts)
         attach(model, engine)
         publish_if_asked(engine)
     except BaseException:

@@ -7,12 +7,11 @@ import statistics
 from collections.abc import Sequence
 from functools import partial
 from importlib import metadata
-from typing import NamedTuple
 
 import torch
+from msgspec.structs import replace
 
-from syncopate.artifacts.plan import ALLREDUCE, SERVED, SHARDED, Plan
-from syncopate.artifacts.workload import Workload
+from syncopate.artifacts.plan import ALLREDUCE, SERVED, SHARDED
 from syncopate.engine import console
 from syncopate.engine.engine import Engine
 from syncopate.engine.selfplan import cache, log_lines
@@ -29,38 +28,8 @@ DIFFERENT = 1.25
 """Steps on a kept plan that are compared with what it took, and the ratio that is worth a word."""
 
 
-class Kept(NamedTuple):
-    """The part of a kept plan that every rank needs.
-
-    Attributes:
-        name: which contender it was.
-        plan: the plan that stayed.
-        workload: the model as measured.
-        step_s: what its steps took.
-        date: when, in UTC.
-    """
-
-    name: str
-    plan: Plan
-    workload: Workload
-    step_s: float
-    date: str
-
-
-class First(NamedTuple):
-    """The plan and the companion that a training begins with.
-
-    Attributes:
-        plan: what it trains by first.
-        companion: what goes along with its steps from there, if anything; started on that plan.
-    """
-
-    plan: Plan
-    companion: Comparison | SelfPlanner | None = None
-
-
-def start(engine: Engine, wishes: Wishes, hosts: Sequence[str]) -> First:
-    """Return the plan and companion that ``engine`` begins with; every rank calls it.
+def start(engine: Engine, wishes: Wishes, hosts: Sequence[str]) -> None:
+    """Let ``engine`` train by its first plan, and begin what goes along; every rank calls it.
 
     Args:
         engine: not yet attached, without a plan.
@@ -79,15 +48,17 @@ def start(engine: Engine, wishes: Wishes, hosts: Sequence[str]) -> First:
     if engine.servers is not None and communicator.rank == 0:
         console.log(log_lines.of_servers(servers, engine.servers.store.rules.mode))
     if engine.servers is not None or communicator.world_size == 1:
-        return First(safe)
+        engine.adopt(safe)
+        return
     facts = facts_of(engine, wishes, hosts, safe.fingerprint) if communicator.rank == 0 else {}
-    if wishes.cache and (kept := _kept(engine, facts)) is not None:
-        return First(kept.plan, Comparison(engine, wishes, kept))
-    if wishes.deterministic:
-        if communicator.rank == 0:
-            console.log(log_lines.DETERMINISTIC)
-        return First(safe)
-    return First(safe, SelfPlanner(engine, wishes, facts, partial(watch_over, engine, wishes)))
+    kept = _kept(engine, facts) if wishes.cache else None
+    engine.adopt(safe if kept is None else kept.plan)
+    if kept is not None:
+        Comparison(engine, wishes, kept).start()
+    elif not wishes.deterministic:
+        SelfPlanner(engine, wishes, facts, partial(watch_over, engine, wishes)).start()
+    elif communicator.rank == 0:
+        console.log(log_lines.DETERMINISTIC)
 
 
 def _safe_exchange(engine: Engine, wishes: Wishes) -> tuple[str, int]:
@@ -102,19 +73,17 @@ def _safe_exchange(engine: Engine, wishes: Wishes) -> tuple[str, int]:
     return (SHARDED if stays and wishes.asked.exchange == SHARDED else ALLREDUCE), 0
 
 
-def _kept(engine: Engine, facts: dict[str, str]) -> Kept | None:
+def _kept(engine: Engine, facts: dict[str, str]) -> cache.Settled | None:
     """Return the kept plan of an earlier run of this training, on every rank, or None."""
     communicator = engine.communicator
-    settled = cache.read(facts) if communicator.rank == 0 else None
-    own = settled and Kept(
-        settled.name, settled.plan, settled.workload, settled.step_s, settled.date
-    )
-    kept: Kept | None = communicator.broadcast_object(own)
+    own = cache.read(facts) if communicator.rank == 0 else None
+    own = own and replace(own, contest=())  # no rank asks for it
+    kept: cache.Settled | None = communicator.broadcast_object(own)
     if kept is not None:
         kept.plan.require_fit(engine.tensors, communicator.world_size)
-    if settled is not None:
-        engine.recording.ran_on(settled.cluster)
-        console.log(log_lines.of_kept(settled))
+    if own is not None:
+        engine.recording.ran_on(own.cluster)
+        console.log(log_lines.of_kept(own))
     return kept
 
 
@@ -127,7 +96,7 @@ class Comparison(Stepwise):
         kept: what it took.
     """
 
-    def __init__(self, engine: Engine, wishes: Wishes, kept: Kept) -> None:
+    def __init__(self, engine: Engine, wishes: Wishes, kept: cache.Settled) -> None:
         super().__init__(engine)
         self._wishes, self._kept = wishes, kept
 
