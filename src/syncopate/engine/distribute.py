@@ -31,7 +31,7 @@ from syncopate.engine.model.state import Buffers, broadcast_tensors
 from syncopate.engine.published import publish_if_asked
 from syncopate.engine.recording import tell
 from syncopate.engine.selfplan.start import start
-from syncopate.engine.selfplan.wishes import Asked, Wishes
+from syncopate.engine.selfplan.wishes import Wishes
 from syncopate.tracing.capture import current
 
 _Model = TypeVar("_Model", bound=nn.Module)
@@ -166,7 +166,7 @@ def distribute(
         deterministic = torch.are_deterministic_algorithms_enabled()
     made, policy = (None, plan) if isinstance(plan, str) else (plan, None)
     name, store = _exchange_of(exchange, delay, made)
-    wishes = Wishes(cluster, Asked(policy, channels, name), cache, deterministic)
+    wishes = Wishes(policy, channels, name, cluster, cache, deterministic)
     given = Given(made, wishes, broadcast_buffers, ignore, delay, store)
     _begin(model, _listed(optimizer), given, group, timeout_s)
     return model if optimizer is None else (model, optimizer)

@@ -71,7 +71,7 @@ class Given:
     @property
     def exchange(self) -> str | None:
         """The exchange that was asked for, by name or by a plan."""
-        return self.plan.exchange if isinstance(self.plan, Plan) else self.wishes.asked.exchange
+        return self.plan.exchange if isinstance(self.plan, Plan) else self.wishes.exchange
 
     @property
     def delayed(self) -> bool:
@@ -307,20 +307,20 @@ def sound_optimizer(optimizer: object, model: nn.Module) -> torch.optim.Optimize
 
 
 def _require_arguments(given: Given, world_size: int) -> None:
-    cluster, asked = given.wishes.cluster, given.wishes.asked
+    wishes, cluster = given.wishes, given.wishes.cluster
     if given.plan is not None:
         rule = "left out beside a plan, which says it already"
-        _require_left_out(rule, cluster=cluster, exchange=asked.exchange, channels=asked.channels)
-    if asked.policy is not None and asked.policy.endswith(".json"):
+        _require_left_out(rule, cluster=cluster, exchange=wishes.exchange, channels=wishes.channels)
+    if wishes.policy is not None and wishes.policy.endswith(".json"):
         rule = "a syncopate.Plan, which Plan.load reads from a file, or the name of a policy"
-        raise InvalidValueError("plan", asked.policy, rule)
-    if asked.policy is not None:
+        raise InvalidValueError("plan", wishes.policy, rule)
+    if wishes.policy is not None:
         # Loads all of planning, which a kept plan does without.
         from syncopate.planning.registry import require_policy  # noqa: PLC0415
 
-        require_policy(asked.policy)
+        require_policy(wishes.policy)
     _require_exchange(given)
-    channels = asked.channels
+    channels = wishes.channels
     if channels is not None and (not isinstance(channels, int) or channels < 1):
         raise InvalidValueError("channels", channels, "an integer >= 1")
     if cluster is None:
@@ -342,7 +342,7 @@ def _require_left_out(rule: str, **arguments: object) -> None:
 
 
 def _require_exchange(given: Given) -> None:
-    exchange, asked = given.wishes.asked.exchange, given.wishes.asked
+    wishes, exchange = given.wishes, given.wishes.exchange
     if given.store is not None and not isinstance(given.store, Store):
         rule = f"one of {', '.join(map(repr, PLANNED))}, or a syncopate.KVStore"
         raise InvalidValueError("exchange", given.store, rule)
@@ -350,8 +350,8 @@ def _require_exchange(given: Given) -> None:
         raise UnknownNameError("exchange", exchange, (*PLANNED, "a syncopate.KVStore"))
     if exchange == SERVED:
         rule = f"left out with the {SERVED} exchange, or a plan that make_plan returned"
-        cluster, channels = given.wishes.cluster, asked.channels
-        _require_left_out(rule, plan=asked.policy, cluster=cluster, channels=channels)
+        cluster, channels = wishes.cluster, wishes.channels
+        _require_left_out(rule, plan=wishes.policy, cluster=cluster, channels=channels)
 
 
 def _require_updatable(exchange: str | None, optimizers: Sequence[Any]) -> None:
@@ -397,7 +397,7 @@ def _sound_servers(
     if given.exchange == SERVED:
         if given.store is None:
             rule = "the syncopate.KVStore itself, where servers are to update the weights"
-            raise InvalidValueError("exchange", given.wishes.asked.exchange, rule)
+            raise InvalidValueError("exchange", given.wishes.exchange, rule)
         servers = served_by(cast(Store, given.store), optimizers, world_size, tables)
         servers.require_delay(delay or (given.plan.delay if given.plan is not None else None))
         return servers
@@ -412,16 +412,16 @@ def _sound_servers(
 
 def _facts(given: Given, ignored: frozenset[str]) -> list[Fact]:
     """Return the arguments that must be equal on all ranks."""
-    asked = given.wishes.asked
+    wishes = given.wishes
     return [
         ("whether a plan is given", given.plan is not None),
-        ("whether cluster= is given", given.wishes.cluster is not None),
-        ("policy", asked.policy),
-        ("exchange", asked.exchange),
+        ("whether cluster= is given", wishes.cluster is not None),
+        ("policy", wishes.policy),
+        ("exchange", wishes.exchange),
         ("delay", str(delay_of(given.delay))),
-        ("channels", asked.channels),
-        ("cache", given.wishes.cache),
-        ("deterministic", given.wishes.deterministic),
+        ("channels", wishes.channels),
+        ("cache", wishes.cache),
+        ("deterministic", wishes.deterministic),
         ("broadcast_buffers", given.broadcast_buffers),
         ("what to ignore", tuple(sorted(ignored))),
     ]

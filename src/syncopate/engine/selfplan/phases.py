@@ -270,7 +270,7 @@ class SelfPlanner(Stepwise):
             order = list(reversed(engine.tensors))
             ranks = engine.communicator.world_size
             plan = yield from self._answer(
-                _UNMEASURED, self._model, order, ranks, self._wishes.asked
+                _UNMEASURED, self._model, order, ranks, self._wishes
             )
         if plan is None:
             return
@@ -297,7 +297,7 @@ class SelfPlanner(Stepwise):
         # Held steps that a busy machine delayed must not make the bound look close.
         bound_s = least_step_s(least_s, measured, cluster)
         enough = safe_s <= (1 + NOTHING_TO_GAIN) * bound_s
-        if self._agreed(enough and self._wishes.asked.exchange != SHARDED):
+        if self._agreed(enough and self._wishes.exchange != SHARDED):
             only = Contender(DDP, ddp, [safe_s])
             why = f"is within {NOTHING_TO_GAIN:.0%} of what any plan can reach"
             yield from self._settle(only, only, why)
@@ -306,7 +306,7 @@ class SelfPlanner(Stepwise):
             _PROPOSALS,
             measured,
             cluster,
-            self._wishes.asked,
+            self._wishes,
             {DDP: ddp} | self._before,
             Ability(defers=self._engine.defers, shards=self._engine.shardable),
         )
@@ -316,7 +316,7 @@ class SelfPlanner(Stepwise):
             yield from self._settle(contenders[0], contenders[0], "is the best plan itself")
             return
         rivals = yield from self._compete(contenders, measured, cluster)
-        best = self._agreed(contest.winner(rivals, self._wishes.asked.exchange).name)
+        best = self._agreed(contest.winner(rivals, self._wishes.exchange).name)
         by_name = {one.name: one for one in rivals}
         turns = tuple(self._contest.values())
         kept = yield from self._answer(
@@ -343,7 +343,7 @@ class SelfPlanner(Stepwise):
                 found = self._agreed(interference_of(*observed) if observed[0] else Interference())
                 self._cluster = cluster = replace(cluster, interference=found)
                 newer = yield from self._answer(
-                    _WITH_INTERFERENCE, contenders, measured, cluster, self._wishes.asked
+                    _WITH_INTERFERENCE, contenders, measured, cluster, self._wishes
                 )
                 fresh = [one for one in newer if not one.samples_s]
                 contenders = contest.faster_half([one for one in newer if one.samples_s]) + fresh
@@ -513,7 +513,7 @@ class SelfPlanner(Stepwise):
 
     def _of_sharded(self, best: Contender) -> Phases[list[str]]:
         """Return what to say of the sharded exchange, where it would gain more than noise."""
-        if not self._engine.shardable or self._wishes.asked.exchange is not None:
+        if not self._engine.shardable or self._wishes.exchange is not None:
             return []
         turns = tuple(self._contest.values())
         try:

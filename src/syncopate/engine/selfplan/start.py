@@ -70,7 +70,7 @@ def _safe_exchange(engine: Engine, wishes: Wishes) -> tuple[str, int]:
         return SERVED, engine.servers.store.num_servers
     alone = engine.communicator.world_size == 1
     stays = engine.delay is not None if alone else wishes.deterministic
-    return (SHARDED if stays and wishes.asked.exchange == SHARDED else ALLREDUCE), 0
+    return (SHARDED if stays and wishes.exchange == SHARDED else ALLREDUCE), 0
 
 
 def _kept(engine: Engine, facts: dict[str, str]) -> cache.Settled | None:
@@ -126,9 +126,9 @@ def facts_of(
     cluster = wishes.cluster.to_json() if wishes.cluster else b""
     return {
         **facts_of_job(engine.model_name, gradients, hosts, engine.device),
-        "policy": wishes.asked.policy or "",
-        "channels": str(wishes.asked.channels or ""),
-        "exchange": wishes.asked.exchange or "",
+        "policy": wishes.policy or "",
+        "channels": str(wishes.channels or ""),
+        "exchange": wishes.exchange or "",
         "shardable": str(engine.shardable),
         "deferring": str(engine.defers),
         "cluster": hashlib.sha256(cluster).hexdigest()[:16] if cluster else "",

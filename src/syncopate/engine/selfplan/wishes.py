@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import LIKE_DDP, SHARDED
@@ -12,36 +12,25 @@ PLANNED = (*LIKE_DDP, SHARDED)
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A user's options for a plan.
+class Wishes:
+    """A user's options for self-planning.
 
     Attributes:
-        policy: what makes it; None: the best of all.
+        policy: what makes the plan; None: the best of all.
         channels: how many collectives at once; None for the best.
         exchange: one of :data:`PLANNED`; None for whichever of those like DDP is best.
+        cluster: plan for it; measured when None.
+        cache: whether to use and keep plans of other runs.
+        deterministic: whether a plan may depend on nothing that a clock said, unless it was kept.
     """
 
     policy: str | None = None
     channels: int | None = None
     exchange: str | None = None
+    cluster: Cluster | None = None
+    cache: bool = True
+    deterministic: bool = False
 
     def takes(self, exchange: str) -> bool:
         """Whether plans of ``exchange`` may train."""
         return exchange in (LIKE_DDP if self.exchange is None else (self.exchange,))
-
-
-@dataclass(frozen=True)
-class Wishes:
-    """A user's options for self-planning.
-
-    Attributes:
-        cluster: plan for it; measured when None.
-        asked: what is asked of the plan.
-        cache: whether to use and keep plans of other runs.
-        deterministic: whether a plan may depend on nothing that a clock said, unless it was kept.
-    """
-
-    cluster: Cluster | None = None
-    asked: Asked = field(default_factory=Asked)
-    cache: bool = True
-    deterministic: bool = False

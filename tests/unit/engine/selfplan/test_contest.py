@@ -20,7 +20,7 @@ from syncopate.engine.selfplan import contest, log_lines
 from syncopate.engine.selfplan.background import proposals
 from syncopate.engine.selfplan.contest import Ability, Contender
 from syncopate.engine.selfplan.ddp_buckets import safe_plan
-from syncopate.engine.selfplan.wishes import Asked
+from syncopate.engine.selfplan.wishes import Wishes
 from syncopate.units import KIB, MIB
 
 
@@ -55,7 +55,7 @@ KNOWN = {contest.DDP: DDP}
 
 @functools.cache
 def _once(able: Ability, exchange: str | None) -> tuple[Contender, ...]:
-    return tuple(proposals.proposals(WORKLOAD, CLUSTER, Asked(exchange=exchange), KNOWN, able))
+    return tuple(proposals.proposals(WORKLOAD, CLUSTER, Wishes(exchange=exchange), KNOWN, able))
 
 
 def proposed(able: Ability = NOT_ABLE, exchange: str | None = None) -> list[Contender]:
@@ -74,7 +74,7 @@ def test_the_proposals_are_distinct_and_all_are_predicted() -> None:
     # Here every gradient alone is the best plan on two channels, and that of equal buckets.
     assert names[3:] == [proposals.TWO_CHANNELS, proposals.NATIVE_SMALL]
     larger = replace(CLUSTER, curves=(curve("native", 20e-3, 1.3e-8),))
-    names = [one.name for one in proposals.proposals(WORKLOAD, larger, Asked(), KNOWN, NOT_ABLE)]
+    names = [one.name for one in proposals.proposals(WORKLOAD, larger, Wishes(), KNOWN, NOT_ABLE)]
     others = [proposals.TWO_CHANNELS, proposals.EQUAL_TWO_CHANNELS, proposals.NATIVE_SMALL]
     assert names[3:] == others
     for one in found:
@@ -118,18 +118,18 @@ def test_sharded_plans_compete_where_they_are_asked_for_alone() -> None:
 
 def test_one_plan_needs_no_measurement() -> None:
     tensors = [(t.name, t.numel, t.dtype) for t in WORKLOAD.tensors]
-    plan = proposals.unmeasured("m", tensors, 4, Asked())
+    plan = proposals.unmeasured("m", tensors, 4, Wishes())
     assert plan is not None
     plan.require_fit(tensors, 4)
     assert (plan.exchange, plan.channels, plan.prediction) == ("decoupled", 2, None)
     assert max(bucket.nbytes for bucket in plan.buckets) <= 2 * MIB
-    for asked in (Asked(policy="wfbp"), Asked(exchange="allreduce"), Asked(exchange="sharded")):
+    for asked in (Wishes(policy="wfbp"), Wishes(exchange="allreduce"), Wishes(exchange="sharded")):
         assert proposals.unmeasured("m", tensors, 4, asked) is None
 
 
 def test_no_ring_competes_where_none_was_measured() -> None:
     cluster = replace(CLUSTER, curves=CLUSTER.curves[:1])
-    found = proposals.proposals(WORKLOAD, cluster, Asked(exchange="sharded"), KNOWN, ABLE)
+    found = proposals.proposals(WORKLOAD, cluster, Wishes(exchange="sharded"), KNOWN, ABLE)
     assert proposals.SHARDED_PLAN in {one.name for one in found}
     algorithms = {r.algorithm for one in found for b in one.plan.buckets for _, r in b.recipes}
     assert algorithms == {"native"}
@@ -146,28 +146,28 @@ def test_the_exchange_asked_for_stays_even_where_ddp_is_faster() -> None:
 def test_equal_buckets_are_as_small_as_their_start_up_allows() -> None:
     cheap = proposed()[2]
     dear = replace(CLUSTER, curves=(curve("native", 50e-3, 1.3e-8),))
-    few = proposals.proposals(WORKLOAD, dear, Asked(), KNOWN, NOT_ABLE)[2]
+    few = proposals.proposals(WORKLOAD, dear, Wishes(), KNOWN, NOT_ABLE)[2]
     assert len(few.plan.buckets) < len(cheap.plan.buckets) == 21
 
 
 def test_a_policy_that_chooses_exchanges_is_asked_for_one_at_a_time() -> None:
     """An optimizer whose step cannot be deferred gets no plan that defers it."""
     for able, exchanges in ((NOT_ABLE, {"allreduce"}), (ABLE, {"allreduce", "decoupled"})):
-        found = proposals.proposals(WORKLOAD, CLUSTER, Asked("auto"), KNOWN, able)
+        found = proposals.proposals(WORKLOAD, CLUSTER, Wishes("auto"), KNOWN, able)
         assert {one.plan.exchange for one in found} == exchanges
         slowed = replace(CLUSTER, interference=Interference(compute_rate=0.8))
         for one in found:
             one.samples_s.append(1.0)
-        again = proposals.with_interference(found, WORKLOAD, slowed, Asked("auto"))
+        again = proposals.with_interference(found, WORKLOAD, slowed, Wishes("auto"))
         assert {one.plan.exchange for one in again} == exchanges
 
 
 def test_what_the_user_asked_for_is_all_that_competes_with_ddp() -> None:
-    asked = proposals.proposals(WORKLOAD, CLUSTER, Asked("wfbp", 1), KNOWN, NOT_ABLE)
+    asked = proposals.proposals(WORKLOAD, CLUSTER, Wishes("wfbp", 1), KNOWN, NOT_ABLE)
     assert [one.name for one in asked] == [contest.DDP, contest.IDEAL]
     assert asked[1].plan.policy == "wfbp"
     assert len(asked[1].plan.buckets) == 40
-    both = proposals.proposals(WORKLOAD, CLUSTER, Asked(None, 2), KNOWN, NOT_ABLE)
+    both = proposals.proposals(WORKLOAD, CLUSTER, Wishes(None, 2), KNOWN, NOT_ABLE)
     assert {one.plan.channels for one in both if one.name != contest.DDP} == {2}
 
 
@@ -184,10 +184,10 @@ def test_measured_interference_brings_a_plan_of_its_own_and_new_expectations() -
     running = proposed()
     for one in running:
         one.samples_s.append(1.0)
-    ideal = proposals.with_interference(running, WORKLOAD, CLUSTER, Asked())
+    ideal = proposals.with_interference(running, WORKLOAD, CLUSTER, Wishes())
     assert [one.name for one in ideal] == [one.name for one in running]
     slow = replace(CLUSTER, interference=Interference(compute_rate=0.2, collective_stretch=1.5))
-    found = proposals.with_interference(running, WORKLOAD, slow, Asked())
+    found = proposals.with_interference(running, WORKLOAD, slow, Wishes())
     assert found[-1].name == proposals.MEASURED
     assert found[-1].samples_s == []
     for before, after in zip(running, found, strict=False):
@@ -275,7 +275,7 @@ def test_the_plan_before_defends_itself_where_there_is_one() -> None:
 
 
 def test_the_plan_before_takes_part_unless_it_is_one_of_ddp_s() -> None:
-    asked, kept = Asked(), proposed(ABLE)[-1].plan
+    asked, kept = Wishes(), proposed(ABLE)[-1].plan
     found = proposals.proposals(WORKLOAD, CLUSTER, asked, KNOWN | {contest.BEFORE: kept}, ABLE)
     assert [one.name for one in found[:2]] == [contest.DDP, contest.BEFORE]
     assert len([one for one in found if contest.alike(one.plan, kept)]) == 1
@@ -289,7 +289,7 @@ def test_what_the_plan_before_was_expected_to_take_stands_where_its_algorithm_wa
 ):
     kept = proposed(ABLE, "decoupled")[-1].plan
     native = replace(CLUSTER, curves=CLUSTER.curves[:1])
-    found = proposals.proposals(WORKLOAD, native, Asked(), KNOWN | {contest.BEFORE: kept}, ABLE)
+    found = proposals.proposals(WORKLOAD, native, Wishes(), KNOWN | {contest.BEFORE: kept}, ABLE)
     assert found[1].name == contest.BEFORE
     assert found[1].plan == kept
 

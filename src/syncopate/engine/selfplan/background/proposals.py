@@ -27,7 +27,7 @@ from syncopate.costs.decide.noise import DRIFT
 from syncopate.costs.model.training import stand_ins
 from syncopate.engine.selfplan.contest import BEFORE, IDEAL, MOST, Ability, Contender, alike
 from syncopate.engine.selfplan.ddp_buckets import DDP, Tensors, safe_plan
-from syncopate.engine.selfplan.wishes import Asked
+from syncopate.engine.selfplan.wishes import Wishes
 from syncopate.errors import UnknownNameError
 from syncopate.planning import Policy, filled_to, make_plan, predict
 from syncopate.units import MIB
@@ -61,16 +61,16 @@ Maker = Callable[[Workload, Cluster], Plan | None]
 """Makes a plan with its prediction; None where what was measured does not suffice for it."""
 
 
-def unmeasured(model: str, tensors: Tensors, world_size: int, asked: Asked) -> Plan | None:
+def unmeasured(model: str, tensors: Tensors, world_size: int, wishes: Wishes) -> Plan | None:
     """Return the plan of [Note: plans that need no measurement]; None where another is asked for.
 
     Args:
         model: what to call the model.
         tensors: every gradient, in the order in which they are ready.
         world_size: number of ranks.
-        asked: what the user wants.
+        wishes: what the user wants.
     """
-    if asked.policy is not None or not asked.takes(DECOUPLED):
+    if wishes.policy is not None or not wishes.takes(DECOUPLED):
         return None
     guessed = Workload(
         model=model,
@@ -82,7 +82,7 @@ def unmeasured(model: str, tensors: Tensors, world_size: int, asked: Asked) -> P
         backward_s=1e-3 * len(tensors),
     )
     network = Cluster.flat(world_size, latency_s=1e-4, bandwidth_bytes_per_s=1.25e8)
-    policy, channels = filled_to(DECOUPLED_SIZES[UNMEASURED]), asked.channels or 2
+    policy, channels = filled_to(DECOUPLED_SIZES[UNMEASURED]), wishes.channels or 2
     made = _in_rings(guessed, network, policy, channels, DECOUPLED)
     if made is None:
         return None
@@ -90,7 +90,7 @@ def unmeasured(model: str, tensors: Tensors, world_size: int, asked: Asked) -> P
     return bare
 
 
-def makers(asked: Asked, able: Ability) -> dict[str, Maker]:
+def makers(wishes: Wishes, able: Ability) -> dict[str, Maker]:
     """Return the functions that make the plans that compete with DDP's buckets, by name.
 
     Steps measured all-reduces, and what their halves cost is derived. In a ring no message is
@@ -98,39 +98,39 @@ def makers(asked: Asked, able: Ability) -> dict[str, Maker]:
     compete with the algorithms that prices prefer, and in rings.
 
     Args:
-        asked: what the user wants.
+        wishes: what the user wants.
         able: what the optimizers allow.
     """
-    policy: str | Policy = asked.policy or "optimal"
+    policy: str | Policy = wishes.policy or "optimal"
     found: dict[str, Maker] = {}
-    if asked.takes(ALLREDUCE):
-        channels = asked.channels or 1
+    if wishes.takes(ALLREDUCE):
+        channels = wishes.channels or 1
         found[IDEAL] = partial(make_plan, policy=policy, exchange=ALLREDUCE, channels=channels)
-        if asked.policy is None:
+        if wishes.policy is None:
             found[EQUAL] = partial(_equal, channels=channels)
-        if asked.channels is None:
+        if wishes.channels is None:
             found[TWO_CHANNELS] = partial(make_plan, policy=policy, exchange=ALLREDUCE, channels=2)
-        if asked.policy is None and asked.channels is None:
+        if wishes.policy is None and wishes.channels is None:
             found[EQUAL_TWO_CHANNELS] = partial(_equal, channels=2)
             found[NATIVE_SMALL] = _native_small
-    channels = asked.channels or 2
-    if able.defers and asked.takes(DECOUPLED):
+    channels = wishes.channels or 2
+    if able.defers and wishes.takes(DECOUPLED):
         found[DECOUPLED_PLAN] = partial(
             make_plan, policy=policy, exchange=DECOUPLED, channels=channels
         )
         found[DECOUPLED_RINGS] = partial(
             _in_rings, policy=policy, channels=channels, exchange=DECOUPLED
         )
-        for name, nbytes in DECOUPLED_SIZES.items() if asked.policy is None else ():
+        for name, nbytes in DECOUPLED_SIZES.items() if wishes.policy is None else ():
             found[name] = partial(
                 _in_rings, policy=filled_to(nbytes), channels=channels, exchange=DECOUPLED
             )
-    if able.shards and asked.takes(SHARDED):
+    if able.shards and wishes.takes(SHARDED):
         found[SHARDED_PLAN] = partial(make_plan, policy=policy, exchange=SHARDED, channels=channels)
         found[SHARDED_RINGS] = partial(
             _in_rings, policy=policy, channels=channels, exchange=SHARDED
         )
-        if asked.policy is None:
+        if wishes.policy is None:
             found[SHARDED_SMALL] = partial(
                 _in_rings, policy=filled_to(2 * MIB), channels=channels, exchange=SHARDED
             )
@@ -138,14 +138,14 @@ def makers(asked: Asked, able: Ability) -> dict[str, Maker]:
 
 
 def proposals(
-    workload: Workload, cluster: Cluster, asked: Asked, known: Mapping[str, Plan], able: Ability
+    workload: Workload, cluster: Cluster, wishes: Wishes, known: Mapping[str, Plan], able: Ability
 ) -> list[Contender]:
     """Return the plans worth a turn, each once, the known ones first.
 
     Args:
         workload: as measured.
         cluster: with curves; its interference is what overlap is taken to cost.
-        asked: what the user wants.
+        wishes: what the user wants.
         known: those that take a turn in any case, by name: DDP's buckets in true ready order, and
             the plan before where a training plans again.
         able: what the optimizers allow.
@@ -155,7 +155,7 @@ def proposals(
     """
     workload = with_forward(workload)
     found = [Contender(name, _predicted(plan, workload, cluster)) for name, plan in known.items()]
-    for name, make in makers(asked, able).items():
+    for name, make in makers(wishes, able).items():
         if (plan := make(workload, cluster)) is not None:
             found.append(Contender(name, plan))
     return promising(distinct(found))
@@ -202,7 +202,7 @@ def _in_order(workload: Workload) -> list[tuple[str, int, str]]:
 
 
 def with_interference(
-    running: Sequence[Contender], workload: Workload, cluster: Cluster, asked: Asked
+    running: Sequence[Contender], workload: Workload, cluster: Cluster, wishes: Wishes
 ) -> list[Contender]:
     """Return the contenders as a measured interference expects them, and the plan made for it.
 
@@ -210,14 +210,14 @@ def with_interference(
         running: the contenders that are left.
         workload: as measured.
         cluster: with curves and the interference measured.
-        asked: what the user wants.
+        wishes: what the user wants.
     """
     again = [
         Contender(one.name, _predicted(one.plan, workload, cluster), one.samples_s)
         for one in running
     ]
-    if cluster.interference != Interference() and asked.takes(ALLREDUCE):
-        policy, channels = asked.policy or "optimal", asked.channels or 1
+    if cluster.interference != Interference() and wishes.takes(ALLREDUCE):
+        policy, channels = wishes.policy or "optimal", wishes.channels or 1
         plan = make_plan(workload, cluster, policy, exchange=ALLREDUCE, channels=channels)
         again.append(Contender(MEASURED, plan))
     return distinct(again)
