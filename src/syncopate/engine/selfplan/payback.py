@@ -18,16 +18,14 @@ from collections.abc import Sequence
 _PAUSE = 3.0
 """A step this many times as long as usual holds a pause of the training's own."""
 
-
 SHARE = 0.04
 """What measuring may take of the training's time."""
+
+_SPENT_OF_GAINS = 0.5
 
 
 class Budget:
     """The seconds that measuring may spend now; see [Note: a share of the time].
-
-    Args:
-        share: of the time of the steps so far.
 
     Attributes:
         step_s: what an ordinary step takes, on DDP's buckets; 0 as long as that is not known.
@@ -35,15 +33,13 @@ class Budget:
         spent_s: what measuring has cost.
     """
 
-    def __init__(self, share: float | None = None) -> None:
-        self._share = SHARE if share is None else share
+    def __init__(self) -> None:
         self._earned_s = 0.0
-        self.step_s = self.gain_s = 0.0
-        self.spent_s = 0.0
+        self.step_s = self.gain_s = self.spent_s = 0.0
 
     def step_is_over(self) -> None:
         """Note a step of the training."""
-        self._earned_s += self._share * self.step_s
+        self._earned_s += SHARE * self.step_s
 
     def spend(self, seconds: float) -> None:
         """Add the time of a measurement beyond ordinary steps, at least 0."""
@@ -64,13 +60,10 @@ class Budget:
 
     def steps_until(self, cost_s: float) -> int:
         """Return how many more ordinary steps it takes until ``cost_s`` may be spent."""
-        each_s = self._share * self.step_s + _SPENT_OF_GAINS * self.gain_s
+        each_s = SHARE * self.step_s + _SPENT_OF_GAINS * self.gain_s
         if not each_s > 0:
             return 0
         return max(math.ceil((self.spent_s + cost_s - self._earned_s) / each_s - 1e-9), 0)
-
-
-_SPENT_OF_GAINS = 0.5
 
 
 class Costs:

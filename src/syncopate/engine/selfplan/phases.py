@@ -101,15 +101,9 @@ NOTHING_TO_GAIN = 0.02
 _PROBES_THE_NETWORK = tuple(
     f"syncopate.calibration.{part}" for part in ("racks.search", "racks.discovery", "probing")
 )
-_BACKGROUND = "syncopate.engine.selfplan.background"
-_UNMEASURED = f"{_BACKGROUND}.proposals:unmeasured"
-_PROPOSALS = f"{_BACKGROUND}.proposals:proposals"
-_WITH_INTERFERENCE = f"{_BACKGROUND}.proposals:with_interference"
-_EXPLAINED = f"{_BACKGROUND}.proposals:explained"
-_OF_SHARDED = f"{_BACKGROUND}.proposals:gain_of_sharded"
-_SAMPLING_PLANS = f"{_BACKGROUND}.sampling:sampling_plans"
-_CURVES = f"{_BACKGROUND}.sampling:curves_of"
-_HANDLING = "syncopate.calibration.message_overhead:handling_of"
+_PROPOSALS = "syncopate.engine.selfplan.background.proposals"
+_SAMPLING = "syncopate.engine.selfplan.background.sampling"
+_OVERHEAD = "syncopate.calibration.message_overhead"
 
 
 class SelfPlanner(Stepwise):
@@ -270,7 +264,7 @@ class SelfPlanner(Stepwise):
             order = list(reversed(engine.tensors))
             ranks = engine.communicator.world_size
             plan = yield from self._answer(
-                _UNMEASURED, self._model, order, ranks, self._wishes
+                f"{_PROPOSALS}:unmeasured", self._model, order, ranks, self._wishes
             )
         if plan is None:
             return
@@ -303,7 +297,7 @@ class SelfPlanner(Stepwise):
             yield from self._settle(only, only, why)
             return
         contenders = yield from self._answer(
-            _PROPOSALS,
+            f"{_PROPOSALS}:proposals",
             measured,
             cluster,
             self._wishes,
@@ -320,7 +314,7 @@ class SelfPlanner(Stepwise):
         by_name = {one.name: one for one in rivals}
         turns = tuple(self._contest.values())
         kept = yield from self._answer(
-            _EXPLAINED, by_name[best], turns, measured, self._cluster or cluster
+            f"{_PROPOSALS}:explained", by_name[best], turns, measured, self._cluster or cluster
         )
         yield from self._settle(kept, contest.defender(rivals), "")
 
@@ -343,7 +337,7 @@ class SelfPlanner(Stepwise):
                 found = self._agreed(interference_of(*observed) if observed[0] else Interference())
                 self._cluster = cluster = replace(cluster, interference=found)
                 newer = yield from self._answer(
-                    _WITH_INTERFERENCE, contenders, measured, cluster, self._wishes
+                    f"{_PROPOSALS}:with_interference", contenders, measured, cluster, self._wishes
                 )
                 fresh = [one for one in newer if not one.samples_s]
                 contenders = contest.faster_half([one for one in newer if one.samples_s]) + fresh
@@ -398,7 +392,7 @@ class SelfPlanner(Stepwise):
                 yield from self._steps(1)
                 yield from self._afford(portion_s)
             bare = self._portions.result
-            handling = yield from self._answer(_HANDLING, *bare)
+            handling = yield from self._answer(f"{_OVERHEAD}:handling_of", *bare)
             self._cluster = replace(bare.cluster, handling=handling)
         safe = self._safe()
         if self._engine.plan != safe:
@@ -425,7 +419,9 @@ class SelfPlanner(Stepwise):
     def _hold(self, cluster: Cluster) -> Phases[tuple[Workload, Any, float]]:
         """Return the workload, the curves of collectives and the fastest computation, all held."""
         engine = self._engine
-        plans = yield from self._answer(_SAMPLING_PLANS, self._model, engine.tensors, cluster)
+        plans = yield from self._answer(
+            f"{_SAMPLING}:sampling_plans", self._model, engine.tensors, cluster
+        )
         ladders = [plan for plan in plans if len(plan.buckets) > 1] or list(plans)
         wholes = [plan for plan in plans if plan not in ladders]
         steps: list[Any] = []
@@ -453,7 +449,7 @@ class SelfPlanner(Stepwise):
         least_s = min(one.forward_s + one.backward_s + one.update_s for one in iterations)
         measured = workload(self._model, sizes, iterations, clock, engine.kept_whole)
         measured = replace(measured, buffers_nbytes=engine.buffers_nbytes)
-        curves = yield from self._answer(_CURVES, steps)
+        curves = yield from self._answer(f"{_SAMPLING}:curves_of", steps)
         measured, least_s = self._agreed((measured, least_s))
         return measured, curves, least_s
 
@@ -518,7 +514,7 @@ class SelfPlanner(Stepwise):
         turns = tuple(self._contest.values())
         try:
             gain_s = yield from self._answer(
-                _OF_SHARDED, best, turns, self._engine.workload, self._cluster
+                f"{_PROPOSALS}:gain_of_sharded", best, turns, self._engine.workload, self._cluster
             )
         except PlanError:
             return []  # it was not asked for

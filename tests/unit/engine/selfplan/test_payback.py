@@ -45,8 +45,11 @@ def test_a_step_of_three_times_the_usual_holds_a_pause(
     assert costs.beyond(1.0) == pytest.approx(beyond_s)
 
 
-def test_what_is_spent_stays_within_the_share_of_the_time_so_far() -> None:
-    budget = Budget(share=0.1)
+def test_what_is_spent_stays_within_the_share_of_the_time_so_far(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(payback, "SHARE", 0.1)
+    budget = Budget()
     assert budget.steps_until(1.0) == 0  # nothing is known of steps yet
     budget.step_s = 2.0
     assert budget.steps_until(1.0) == 5
@@ -60,8 +63,9 @@ def test_what_is_spent_stays_within_the_share_of_the_time_so_far() -> None:
     assert budget.steps_until(0.5) == 3
 
 
-def test_half_of_what_a_faster_plan_gains_may_be_spent() -> None:
-    budget = Budget(share=0.1)
+def test_half_of_what_a_faster_plan_gains_may_be_spent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(payback, "SHARE", 0.1)
+    budget = Budget()
     budget.step_s, budget.gain_s = 2.0, 0.4
     assert budget.steps_until(4.0) == 10
     for _ in range(10):
