@@ -75,10 +75,10 @@ PLANTED: tuple[Planted, ...] = (
         """        try:
             yield
         finally:
-            self._readiness.paused = before
+            self.readiness.paused = before
 """,
         """        yield
-        self._readiness.paused = before
+        self.readiness.paused = before
 """,
         ("tests/unit/engine/test_paused.py", "tests/multiprocess/engine/test_errors.py"),
     ),

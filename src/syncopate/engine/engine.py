@@ -50,12 +50,16 @@ class Engine:
         communicator: joins the ranks.
 
     Attributes:
+        model: as given.
+        communicator: as given; its collectives may be used between iterations.
         workload: what self-planning measured of the model; None until then.
         model_name: the class of the model.
         tries_spread: whether self-planning lets plans compete in which ranks own parts.
         delay: what plans train with that can; None for synchronous training.
         servers: parameter servers that hold the weights; None where ranks do.
         recording: what is noted of its steps.
+        readiness: the hooks that find ready gradients; not for users.
+        exchange: executes the plan; None before the first; not for users.
     """
 
     def __init__(
@@ -65,8 +69,8 @@ class Engine:
         buffers: Buffers,
         communicator: Communicator,
     ) -> None:
+        self.model, self.communicator = model, communicator
         self.workload: Workload | None = None
-        self._model = model
         self._trainables = sound.trainables
         self._buffers = buffers
         self._plan: Plan | None = None
@@ -78,9 +82,9 @@ class Engine:
         self.servers: Servers | None = sound.servers
         self.model_name = type(model).__name__
         self._inventory = Inventory(model, sound.trainables, sound.ignored)
-        self._readiness = Readiness(sound.trainables, buffers, communicator, sound.sparse)
-        self.recording = Recording(self._readiness, communicator)
-        self._exchange: Exchange | None = None
+        self.readiness = Readiness(sound.trainables, buffers, communicator, sound.sparse)
+        self.recording = Recording(self.readiness, communicator)
+        self.exchange: Exchange | None = None
         # torch.compile has no business in here.
         self.forward_begins = torch.compiler.disable(self.forward_begins)  # type: ignore
         self.forward_ends = torch.compiler.disable(self.forward_ends)  # type: ignore
@@ -114,17 +118,7 @@ class Engine:
     @property
     def spread(self) -> bool:
         """Whether each rank updates a part of the weights."""
-        return self._exchange is not None and not self._exchange.update.whole
-
-    @property
-    def communicator(self) -> Communicator:
-        """Joins the ranks; its collectives may be used between iterations."""
-        return self._readiness.communicator
-
-    @property
-    def model(self) -> nn.Module:
-        """The model whose gradients are exchanged."""
-        return self._model
+        return self.exchange is not None and not self.exchange.update.whole
 
     @property
     def tensors(self) -> tuple[tuple[str, int, str], ...]:
@@ -149,7 +143,7 @@ class Engine:
         """
         ranks = self.communicator.world_size
         agree(self.communicator, checks_of(plan, self._trainables, self._optimizers, ranks))
-        if self._readiness.rows:
+        if self.readiness.rows:
             require_whole_rows(plan.exchange, delayed=bool(plan.delay or plan.local_sgd))
         if (plan.exchange == SERVED) != (self.servers is not None):
             raise EngineError(
@@ -159,7 +153,7 @@ class Engine:
         if self.servers is not None:
             self.servers.require_delay(plan.delay)
         self._stop_planning()
-        self._readiness.watch = None
+        self.readiness.watch = None
         self.delay = plan.delay or plan.local_sgd
         self.adopt(plan)
 
@@ -198,7 +192,7 @@ class Engine:
                 "exchange='allreduce' and without a delay"
             )
         return Join(
-            self._readiness,
+            self.readiness,
             self._buffers,
             self._stop_planning,
             divide_by_initial_world_size=divide_by_initial_world_size,
@@ -213,8 +207,8 @@ class Engine:
         Raises:
             CollectiveError: a rank is lost or late.
         """
-        assert self._exchange is not None
-        self._exchange.pull.ready()
+        assert self.exchange is not None
+        self.exchange.pull.ready()
 
     def state_dict(
         self,
@@ -243,10 +237,10 @@ class Engine:
         keep = everywhere or self.communicator.rank == 0
         optimizers = checkpoint.listed(optimizer)
         found = [checkpoint.whole_state_dict(each, keep=keep) for each in optimizers]
-        if everywhere and self._exchange is not None:
-            found = self._exchange.local.alike(found)
+        if everywhere and self.exchange is not None:
+            found = self.exchange.local.alike(found)
         with self.global_weights():
-            weights = self._model.state_dict()
+            weights = self.model.state_dict()
             weights.update(checkpoint.copied(dict(weights)) if keep else {})
         if not keep:
             return None
@@ -282,8 +276,8 @@ class Engine:
         Raises:
             CollectiveError: a rank is lost or late.
         """
-        assert self._exchange is not None
-        return self._exchange.global_weights()
+        assert self.exchange is not None
+        return self.exchange.global_weights()
 
     def local_state(self) -> dict[str, Any]:
         """Return this rank's own state of a training with a delay, as copies on the CPU.
@@ -295,8 +289,8 @@ class Engine:
         Raises:
             CollectiveError: a rank is lost or late.
         """
-        assert self._exchange is not None
-        return self._exchange.local_state()
+        assert self.exchange is not None
+        return self.exchange.local_state()
 
     def load_local_state(self, state: Mapping[str, Any]) -> None:
         """Load the result of :meth:`local_state`, after model and optimizer were loaded.
@@ -304,8 +298,8 @@ class Engine:
         Raises:
             EngineError: it is another rank's, or of another rank count, rule or plan.
         """
-        assert self._exchange is not None
-        self._exchange.local.load_local_state(state)
+        assert self.exchange is not None
+        self.exchange.local.load_local_state(state)
 
     def detach(self) -> None:
         """Make model and optimizer plain again; gradients are no longer exchanged.
@@ -318,17 +312,17 @@ class Engine:
         """
         self._stop_planning()
         try:
-            if self._exchange is not None:
-                self._exchange.leave()
+            if self.exchange is not None:
+                self.exchange.leave()
         finally:
             self.recording.close()
             ownership.release(self)
             self._inventory.forget()
-            self._readiness.remove()
+            self.readiness.remove()
             for hook in self._optimizer_hooks:
                 hook.remove()
             checkpoint.forget(self)
-            modules.detach(self._model)
+            modules.detach(self.model)
             self.communicator.close()
 
     # -- what ownership asks --------------------------------------------------------------------
@@ -336,7 +330,7 @@ class Engine:
     @property
     def exchanged(self) -> Mapping[int, str]:
         """Identity of every parameter whose gradient is exchanged here, and its name."""
-        return self._inventory.exchanged | self._readiness.rows.names
+        return self._inventory.exchanged | self.readiness.rows.names
 
     @property
     def parameters(self) -> Collection[int]:
@@ -360,7 +354,7 @@ class Engine:
         """
         if self._inside:
             return False
-        self._readiness.forward_begins(training, self._require_trainable)
+        self.readiness.forward_begins(training, self._require_trainable)
         self._stepped.clear()
         self._inside = True
         return True
@@ -368,11 +362,11 @@ class Engine:
     def forward_alone(self) -> None:
         """Begin a forward without gradients, which meets no other rank."""
         if not self._inside:
-            self._readiness.forward_alone()
+            self.readiness.forward_alone()
 
     def forward_ends(self, output: Any) -> None:
         """Watch what a forward returned for the backward to come."""
-        self._readiness.forward_ends(modules.output_tensors(output))
+        self.readiness.forward_ends(modules.output_tensors(output))
 
     def forward_bypassed(self, output: Any) -> None:
         """Watch outputs of a forward without communication: gradients stay this rank's own.
@@ -381,7 +375,7 @@ class Engine:
             EngineError: DDP or another engine exchanges their gradients.
         """
         ownership.require_alone(self, self._trainables)
-        self._readiness.forward_ends(modules.output_tensors(output), bypassed=True)
+        self.readiness.forward_ends(modules.output_tensors(output), bypassed=True)
 
     def forward_leaves(self) -> None:
         """Note that the outermost forward has returned or raised."""
@@ -390,32 +384,22 @@ class Engine:
     @property
     def synchronises(self) -> bool:
         """Whether gradients of the forwards to come are exchanged; may be set."""
-        return not self._readiness.paused
+        return not self.readiness.paused
 
     @synchronises.setter
     def synchronises(self, on: bool) -> None:
-        self._readiness.paused = not on
+        self.readiness.paused = not on
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Let gradients of forwards inside accumulate locally (``no_sync``)."""
-        before, self._readiness.paused = self._readiness.paused, True
+        before, self.readiness.paused = self.readiness.paused, True
         try:
             yield
         finally:
-            self._readiness.paused = before
+            self.readiness.paused = before
 
     # -- what distribute and self-planning call -------------------------------------------------
-
-    @property
-    def exchange(self) -> Exchange | None:
-        """The exchange that executes the plan; not for users."""
-        return self._exchange
-
-    @property
-    def readiness(self) -> Readiness:
-        """The hooks that find ready gradients; not for users."""
-        return self._readiness
 
     @property
     def device(self) -> torch.device:
@@ -425,7 +409,7 @@ class Engine:
     @property
     def shardable(self) -> bool:
         """Whether the optimizers' steps may be spread over the ranks."""
-        if self._closures or self._readiness.announce is not None or self._readiness.rows:
+        if self._closures or self.readiness.announce is not None or self.readiness.rows:
             return False  # a step runs backward; some ranks may leave, within join(); or whole rows
         return self._trained() is not None and not any(
             trainable.parameter.is_complex() for trainable in self._trainables
@@ -474,10 +458,10 @@ class Engine:
         delay = None if plan.delay or plan.local_sgd else self.delay
         if delay is not None and plan.exchange in delay.EXCHANGES:
             plan = plan.delayed(delay)
-        self._readiness.require_between()
-        if self._exchange is not None:
-            self._readiness.complete()
-            self._exchange.leave()
+        self.readiness.require_between()
+        if self.exchange is not None:
+            self.readiness.complete()
+            self.exchange.leave()
         layout = Layout(
             plan,
             self._trainables,
@@ -486,9 +470,9 @@ class Engine:
             optimizers=self._optimizers,
             servers=self.servers,
         )
-        layout.complete = self._readiness.complete
-        self._exchange = Exchange(KINDS[kind_for(plan, self.servers)], layout)
-        self._readiness.install(self._exchange)
+        layout.complete = self.readiness.complete
+        self.exchange = Exchange(KINDS[kind_for(plan, self.servers)], layout)
+        self.readiness.install(self.exchange)
         self._plan = plan
         self.recording.adopted(plan, self.servers)
 
@@ -511,8 +495,8 @@ class Engine:
                 f"while parameters are spread over ranks (exchange {self.plan.exchange!r}). Run "
                 "forward and backward before step(), or train with exchange='allreduce'"
             )
-        if closure and self._exchange is not None:
-            self._exchange.pull.ready()
+        if closure and self.exchange is not None:
+            self.exchange.pull.ready()
         count = sum(map(len, groups.parameters_of(optimizer)))
         if count != self._parameters_known.get(id(optimizer)):
             ownership.require_averaged(optimizer)
@@ -520,8 +504,8 @@ class Engine:
         # No other engine's step, and no synchronous one, is counted.
         counts = checkpoint.counts(optimizer, self)
         note = partial(count_iteration, optimizer) if counts else nothing
-        self._readiness.step_begins(optimizer, note)
+        self.readiness.step_begins(optimizer, note)
 
     def _update_ends(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._stepped.add(id(optimizer))
-        self._readiness.step_ends(optimizer, last=len(self._stepped) == len(self._optimizers))
+        self.readiness.step_ends(optimizer, last=len(self._stepped) == len(self._optimizers))

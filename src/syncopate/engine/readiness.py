@@ -70,7 +70,7 @@ class Readiness:
         held: launch every bucket at the end of backward and time the gradients.
         listeners: called with each :class:`Step` when its backward has been synchronised, on every
             rank alike, and so free to communicate.
-        communicator: as given, or of more channels since.
+        communicator: as given.
         announce: called before each exchange, where ranks may run out of inputs.
         watch: sees every step, and asks for a new plan; None where no plan is watched.
         clock: stamps the steps.

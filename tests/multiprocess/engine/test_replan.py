@@ -117,7 +117,8 @@ class _Watched(SelfPlanned):
         watch.time = SimpleNamespace(perf_counter=self.clock)
         readiness = self.engine.readiness
         readiness.clock.stamp = readiness._stamp = self.clock
-        self.link = readiness.communicator = _LateLink(readiness.communicator, self.clock)
+        self.link = _LateLink(readiness.communicator, self.clock)
+        readiness.communicator = self.engine.communicator = self.link
         readiness.exchange.layout.communicator = self.link
         self.batch_s, self.steps = batch_s, 0
         self.began: list[int] = []

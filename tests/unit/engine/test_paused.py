@@ -13,11 +13,11 @@ from syncopate.engine.engine import Engine
 
 @pytest.mark.parametrize("before", [False, True])
 def test_communication_is_as_before_after_an_exception_in_the_block(before: bool) -> None:
-    engine: Any = SimpleNamespace(_readiness=SimpleNamespace(paused=before))
+    engine: Any = SimpleNamespace(readiness=SimpleNamespace(paused=before))
     block = Engine.paused(engine)
     block.__enter__()
-    assert engine._readiness.paused
+    assert engine.readiness.paused
     error = ZeroDivisionError()
     with suppress(ZeroDivisionError):
         assert not block.__exit__(ZeroDivisionError, error, None)
-    assert engine._readiness.paused is before
+    assert engine.readiness.paused is before
