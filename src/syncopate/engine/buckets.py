@@ -108,7 +108,6 @@ class FlatBuffer:
         wire: the whole buffer as the collective sees it, real elements.
         nbytes: bytes of ``wire``.
         wire_dtype: what gradients travel as, ``wire``'s own dtype or a narrower one.
-        pushed_nbytes: bytes of ``wire`` as it travels.
         messages: what carries it, in launch order.
     """
 
@@ -139,7 +138,6 @@ class FlatBuffer:
         self._stops = (0, *cuts, numel)
         travels_as = wire_dtype_of(dtype_name(flat), wire_dtype)
         self.wire_dtype = self.wire.dtype if flat.is_complex() else getattr(torch, travels_as)
-        self.pushed_nbytes = self.wire.numel() * self.wire_dtype.itemsize
         # Only float16 can overflow in the sum; it is averaged before, at some loss of small values.
         self.averaged_before = self.wire_dtype == torch.float16
         self.grads = [view.detach() for view in self.views]
@@ -280,11 +278,6 @@ class BucketBuffers:
             FlatBuffer(group, trailer, wire_dtype, cuts)
             for group, trailer in zip(groups, trailers, strict=True)
         )
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes on the wire when they are pushed, the trailer included."""
-        return sum(part.pushed_nbytes for part in self.parts)
 
 
 def build_buckets(

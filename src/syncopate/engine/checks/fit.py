@@ -13,6 +13,7 @@ from syncopate.delay import Delay, LocalSGD
 from syncopate.engine.buckets import Trainable, dtype_name
 from syncopate.engine.checks.agreement import Checks, Fact
 from syncopate.engine.exchange.delay.rules import require_rule
+from syncopate.engine.exchange.groups import parameters_of
 from syncopate.engine.exchange.optimizers import kind_of, trained_by
 from syncopate.errors import EngineError, InvalidValueError
 
@@ -117,7 +118,8 @@ def checks_of(
     if plan.exchange == DECOUPLED:
         for place, optimizer in enumerate(optimizers):
             facts.append((f"optimizer {place}", type(optimizer).__name__))
-            facts.append((f"the groups of optimizer {place}", group_sizes(optimizer)))
+            shapes = [[tuple(p.shape) for p in held] for held in parameters_of(optimizer)]
+            facts.append((f"the groups of optimizer {place}", str(shapes)))
     elif EXCHANGES[plan.exchange].pull:
         for place, optimizer in enumerate(optimizers):
             what = f"the shards of optimizer {place}, a {type(optimizer).__name__}"
@@ -126,9 +128,3 @@ def checks_of(
         for trainable, (place, _) in zip(trainables, trained, strict=True):
             facts.append((f"the optimizer of {trainable.name!r}", place))
     yield facts
-
-
-def group_sizes(optimizer: torch.optim.Optimizer) -> str:
-    """Return in words how many parameters of which shapes an optimizer trains in each group."""
-    groups = [[tuple(p.shape) for p in group["params"]] for group in optimizer.param_groups]
-    return str(groups)

@@ -12,12 +12,13 @@ import inspect
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from syncopate.collectives.messages.piggyback import ride_of
+from syncopate.engine.checkpoint import listed
 from syncopate.engine.checks import soundness
 from syncopate.engine.checks.findings import (
     COSTS,
@@ -35,9 +36,7 @@ from syncopate.engine.exchange.proxies.weights import asked_parameters, scripted
 from syncopate.engine.model import ownership
 from syncopate.engine.selfplan.wishes import Wishes
 from syncopate.engine.torch_compat import step_hooks
-from syncopate.errors import EngineError, InvalidValueError, SyncopateError
-
-_T = TypeVar("_T")
+from syncopate.errors import EngineError, SyncopateError
 
 
 class _Subject(NamedTuple):
@@ -102,11 +101,8 @@ def check(
     """
     given = soundness.Given(None, Wishes(), broadcast_buffers, tuple(ignore))
     ignored = soundness.ignored_names(model, given.ignore)
-    listed = optimizer if isinstance(optimizer, list | tuple) else [optimizer]
-    known = [each for each in dict.fromkeys(listed) if each is not None]
-    for each in known:
-        if not isinstance(each, torch.optim.Optimizer):
-            raise InvalidValueError("optimizer", type(each).__name__, "a torch.optim.Optimizer")
+    several = optimizer if isinstance(optimizer, list | tuple) else [optimizer]
+    known = list(dict.fromkeys(listed([each for each in several if each is not None])))
     names = [type(each).__name__ for each in known]
     if len(known) > 1:
         names = [f"optimizer {place}, {name}" for place, name in enumerate(names)]
@@ -422,7 +418,7 @@ _LOOKS: tuple[Callable[[_Subject], Iterator[Finding]], ...] = (
 
 
 def _refused(
-    what: str, named: Iterable[tuple[str, _T]], require: Callable[[str, Any], object]
+    what: str, named: Iterable[tuple[str, object]], require: Callable[[str, Any], object]
 ) -> Iterator[Finding]:
     """Yield what ``require`` refuses, those with one remedy together."""
     found: dict[str, list[tuple[str, str]]] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import cast
 
 import torch
@@ -10,6 +10,7 @@ from torch import nn
 
 from syncopate.artifacts.plan import LIKE_DDP
 from syncopate.engine.buckets import Trainable
+from syncopate.engine.exchange.groups import trained_ids
 from syncopate.engine.exchange.serving.tables import SPARSE, Embedded
 from syncopate.errors import EngineError
 
@@ -88,16 +89,10 @@ def sound_rows(sparse: Sparse) -> tuple[Trainable, ...]:
 
 
 def of_others(
-    optimizers: Sequence[torch.optim.Optimizer], theirs: Container[int]
+    optimizers: Sequence[torch.optim.Optimizer], theirs: Iterable[int]
 ) -> tuple[torch.optim.Optimizer, ...]:
     """Return the optimizers that train something beside the parameters of these identities."""
-    return tuple(
-        optimizer
-        for optimizer in optimizers
-        if any(
-            id(each) not in theirs for group in optimizer.param_groups for each in group["params"]
-        )
-    )
+    return tuple(each for each in optimizers if trained_ids(each).difference(theirs))
 
 
 def require_whole_rows(exchange: str | None, *, delayed: bool) -> None:
