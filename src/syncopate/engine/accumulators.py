@@ -32,12 +32,7 @@ Hook = Callable[[object, object], None]
 
 
 class Accumulators:
-    """The accumulators of ``parameters``, each with one hook.
-
-    Args:
-        parameters: trained ones.
-        hooks: what is called for each once its gradient is final.
-    """
+    """The accumulators of ``parameters``, each with the one of ``hooks`` at its place."""
 
     def __init__(self, parameters: Sequence[Tensor], hooks: Sequence[Hook]) -> None:
         self._parameters = list(parameters)

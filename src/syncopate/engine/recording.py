@@ -49,10 +49,6 @@ def tell(host: str) -> Told:
 class Recording:
     """Notes the steps of one engine.
 
-    Args:
-        readiness: says when a step is over.
-        communicator: joins the ranks.
-
     Attributes:
         member: who this process is in the run; known after :meth:`enrol`.
         ending: called when the training is over.
@@ -113,10 +109,7 @@ class Recording:
     # -- for the run's trace --------------------------------------------------------------------
 
     def enrol(self, told: list[Told]) -> None:
-        """Let a capture know of this engine; every rank calls it.
-
-        Args:
-            told: by every rank.
+        """Let a capture know of this engine; every rank calls it, with what every rank told.
 
         Raises:
             CollectiveError: a rank is lost or late.

@@ -34,9 +34,6 @@ class SyncopateStrategy(DDPStrategy):
     def setup_optimizers(self, trainer: Trainer) -> None:
         """Distribute the model with the optimizers that it configures.
 
-        Args:
-            trainer: Lightning's.
-
         Raises:
             EngineError: the model cannot be distributed.
         """

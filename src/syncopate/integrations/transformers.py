@@ -37,12 +37,6 @@ class SyncopateTrainer(Trainer):
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Make the optimizer, and distribute the model with it.
 
-        Args:
-            model: as ``Trainer`` gives it.
-
-        Returns:
-            The optimizer.
-
         Raises:
             EngineError: the model cannot be distributed, or another parallelism than DDP's.
         """

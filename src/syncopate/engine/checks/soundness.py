@@ -107,12 +107,6 @@ def checks(
 ) -> Checks[Sound]:
     """Check all that can be checked before anything is built.
 
-    Args:
-        model: what is to be trained.
-        optimizers: what is to train it.
-        given: the other arguments.
-        world_size: number of ranks.
-
     Raises:
         EngineError: it cannot be trained so.
         InvalidValueError: an argument that cannot be, or not beside another one.
@@ -185,10 +179,6 @@ def named_for(plan: object, trainables: Sequence[Trainable]) -> tuple[Trainable,
 
     These are without what ``torch.compile`` puts into them, so that one plan fits a model and the
     compiled model, but for a plan that was made from such names.
-
-    Args:
-        plan: the plan that was given, if one was.
-        trainables: by their names in the model.
     """
     planned = (
         [name for one in plan.buckets for name in one.tensors] if isinstance(plan, Plan) else ()

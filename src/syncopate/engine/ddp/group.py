@@ -48,9 +48,6 @@ class CommunicatorGroup(dist.ProcessGroup):
     """A process group of torch whose collectives are a communicator's, as long as that lives.
 
     Each is over when its call returns, and raises ``CollectiveError`` where a rank is lost or late.
-
-    Args:
-        communicator: joins the ranks.
     """
 
     def __init__(self, communicator: Communicator) -> None:

@@ -178,12 +178,9 @@ def _require_arrived(arriving: Sequence[futures.Future[None]]) -> None:
 
 
 def said(plan: Plan, count: int, differs: str) -> str:
-    """Return the line that says which buckets DDP has, and what to expect of them.
+    """Return the line that says which of its ``count`` buckets DDP has, and what to expect of them.
 
-    Args:
-        plan: what it trains by.
-        count: how many buckets it has.
-        differs: in words how they differ from the plan's, if they do.
+    ``differs`` says in words how they differ from the plan's, if they do.
     """
     if differs:
         return f"DDP trains by the plan as nearly as it can: {differs}"
@@ -201,10 +198,5 @@ def said(plan: Plan, count: int, differs: str) -> str:
 
 @torch.compiler.disable
 def carried_by_plan(state, bucket):  # type: ignore[no-untyped-def]
-    """Let ``state``, a :class:`Carrier`, carry a bucket; DDP wants a function, and no annotations.
-
-    Args:
-        state: the carrier.
-        bucket: a ``torch.distributed.GradBucket``.
-    """
+    """Let ``state``, a :class:`Carrier`, carry a bucket: DDP wants a plain, untyped function."""
     return state.carry(bucket)

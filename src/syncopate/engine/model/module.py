@@ -132,12 +132,7 @@ class _SameClass(type):
 
 
 class _Call:
-    """The ``__call__`` of a distributed model; torch.export traces the original's.
-
-    Args:
-        call: exchanges gradients.
-        original: the class that the model had.
-    """
+    """The ``__call__`` of a distributed model; torch.export traces the original's."""
 
     def __init__(self, call: Callable[..., Any], original: type) -> None:
         self._call = call
@@ -149,11 +144,7 @@ class _Call:
 
 
 class _Offered:
-    """An attribute that gives way to what the model itself has under its name.
-
-    Args:
-        get: returns the attribute's value for a model.
-    """
+    """An attribute that gives way to what the model itself has under its name."""
 
     def __init__(self, get: Callable[[Any], Any]) -> None:
         self._get = get

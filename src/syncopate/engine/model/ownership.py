@@ -116,11 +116,7 @@ def dropped(name: str) -> EngineError:
 
 
 def require_free(model: nn.Module, trainables: Sequence[Trainable]) -> None:
-    """Refuse a model of which some parameter is exchanged already.
-
-    Args:
-        model: about to be distributed.
-        trainables: its parameters whose gradients are to be exchanged.
+    """Refuse a model of which one of ``trainables`` is exchanged already.
 
     Raises:
         EngineError: names the parameter and both models.
@@ -149,10 +145,6 @@ def _shared(trainables: Sequence[Trainable]) -> tuple[str, Exchanging, str] | No
 
 def require_alone(engine: Exchanging, trainables: Sequence[Trainable]) -> None:
     """Refuse a forward inside DDP's ([Note: DDP around a distributed model]).
-
-    Args:
-        engine: whose model is called.
-        trainables: what it exchanges.
 
     Raises:
         EngineError: names a parameter that both would exchange.

@@ -140,15 +140,7 @@ def keep(
     measured: tuple[Workload, Cluster],
     contest: Iterable[Contender],
 ) -> Path | None:
-    """Write the plan that stays and what it rests on; return the file, None where nothing is kept.
-
-    Args:
-        facts: what it is good for.
-        best: the plan, with its samples.
-        ddp: DDP's buckets, likewise.
-        measured: the model and the machines.
-        contest: all contenders.
-    """
+    """Write the plan that stays and what it rests on; return the file, None where none is kept."""
     workload, cluster = measured
     return write(
         Settled(

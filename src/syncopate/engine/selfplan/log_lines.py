@@ -16,12 +16,7 @@ from syncopate.units import format_count, format_seconds
 
 
 def announcement(steps: int, folder: Path | None) -> str:
-    """Return the line that announces self-planning and how long it takes.
-
-    Args:
-        steps: about how many.
-        folder: where the plan will be kept, if anywhere.
-    """
+    """Return the line that announces self-planning, how long it takes, and where it keeps plans."""
     kept = f", kept in {folder} for the next run" if folder else ""
     return (
         f"begins on {DDP}, measures along the way in at most {SHARE:.0%} of the training's time, "
@@ -71,13 +66,7 @@ def verdict(best: Contender, ddp: Contender, cost_s: float, why: str = "") -> st
 
 
 def slower(usual_s: float, now_s: float, causes: Sequence[str]) -> str:
-    """Say what steps take, what they took, and what takes longer.
-
-    Args:
-        usual_s: a step before.
-        now_s: a step since.
-        causes: what takes longer, where it is known.
-    """
+    """Say what steps take, what they took, and what takes longer, where it is known."""
     verb = "take" if len(causes) > 1 or LINKS in causes else "takes"
     because = f" ({' and '.join(causes)} {verb} longer)" if causes else ""
     return f"steps take {format_seconds(now_s)} where they took {format_seconds(usual_s)}{because}"

@@ -88,13 +88,7 @@ def _kept(engine: Engine, facts: dict[str, str]) -> cache.Settled | None:
 
 
 class Comparison(Stepwise):
-    """Logs a kept plan that is much slower than it was, and watches it from there.
-
-    Args:
-        engine: on the kept plan.
-        wishes: what the user asked for.
-        kept: what it took.
-    """
+    """Logs a kept plan that is much slower than it was, and watches it from there."""
 
     def __init__(self, engine: Engine, wishes: Wishes, kept: cache.Settled) -> None:
         super().__init__(engine)

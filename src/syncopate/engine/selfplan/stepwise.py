@@ -35,11 +35,7 @@ class Timed:
 
 
 class Stepwise:
-    """Takes an engine through phases, a step at a time.
-
-    Args:
-        engine: on a plan.
-    """
+    """Takes an engine, which is on a plan, through phases, a step at a time."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

@@ -96,10 +96,6 @@ def makers(wishes: Wishes, able: Ability) -> dict[str, Maker]:
     Steps measured all-reduces, and what their halves cost is derived. In a ring no message is
     longer than a share, so that two channels disturb each other least. Hence plans of two halves
     compete with the algorithms that prices prefer, and in rings.
-
-    Args:
-        wishes: what the user wants.
-        able: what the optimizers allow.
     """
     policy: str | Policy = wishes.policy or "optimal"
     found: dict[str, Maker] = {}

@@ -28,11 +28,6 @@ WINDOW_STEPS, WINDOW_S = 10, 5.0
 class PlanWatch:
     """Watches the plan that an engine trains by.
 
-    Args:
-        engine: on that plan.
-        slowdown: says whether its steps are slow.
-        plan_again: begins to plan; called with how this rank's steps changed.
-
     Attributes:
         asks: whether this rank asks for a new plan.
         due: whether the ranks have agreed to make one.
