@@ -60,10 +60,6 @@ class Place(NamedTuple):
     order: int = 0
 
 
-def _anywhere(_: Trainable) -> Place:
-    return Place()
-
-
 def dtype_name(tensor: Tensor) -> str:
     """Return the dtype as plans and workloads write it, such as ``"float32"``."""
     return str(tensor.dtype).removeprefix("torch.")
@@ -262,9 +258,9 @@ class BucketBuffers:
         trainables: Sequence[Trainable],
         trailer_elements: int,
         *,
-        cuts: Sequence[int] = (),
-        wire_dtype: str = "",
-        place: Callable[[Trainable], Place] = _anywhere,
+        cuts: Sequence[int],
+        wire_dtype: str,
+        place: Callable[[Trainable], Place],
     ) -> None:
         self.index = index
         self.size = len(trainables)
@@ -284,7 +280,7 @@ def build_buckets(
     plan: Plan,
     trainables: Sequence[Trainable],
     trailer_elements: int,
-    place: Callable[[Trainable], Place] = _anywhere,
+    place: Callable[[Trainable], Place],
 ) -> tuple[BucketBuffers, ...]:
     """Allocate every bucket of ``plan``; the last one gets the trailer.
 

@@ -215,7 +215,6 @@ def publish(
 
 def publish_if_asked(engine: Engine) -> None:
     """Publish metrics where the environment says so."""
-    name = f"rank-{engine.communicator.rank}"
-    where = wanted(os.environ, name, shift=local_rank(os.environ))
+    where = wanted(os.environ, f"rank-{engine.communicator.rank}")
     if where is not None:
         Published(engine, None, where, EVERY)

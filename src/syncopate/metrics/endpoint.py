@@ -186,21 +186,21 @@ def endpoint(place: Place, name: str) -> Endpoint:
     return _current[0]
 
 
-def wanted(environment: Mapping[str, str], name: str, *, shift: int = 0) -> Endpoint | None:
+def wanted(environment: Mapping[str, str], name: str) -> Endpoint | None:
     """Return the endpoint that the environment asks for; None: it asks for none.
 
     What is asked for and cannot be had is logged: others wait for this process.
 
     Args:
-        environment: :data:`~syncopate.metrics.place.VARIABLE` says where.
+        environment: :data:`~syncopate.metrics.place.VARIABLE` says where; the rank's number on its
+            host is added to a port.
         name: of the process, for its file.
-        shift: added to a port.
     """
     given = environment.get(VARIABLE, "")
     if not given:
         return None
     try:
-        return endpoint(place_of(given, VARIABLE, shift), name)
+        return endpoint(place_of(given, VARIABLE, local_rank(environment)), name)
     except SyncopateError as error:
         _log.warning("%s; no metrics are published", error)
         return None

@@ -75,11 +75,8 @@ def _lines(metric: Metric) -> Iterator[str]:
         )
     for value, labels in metric.samples:
         shown = ",".join(f'{_label(name)}="{_escaped(text)}"' for name, text in labels.items())
-        yield (
-            f"{metric.name}{{{shown}}} {_number(value)}"
-            if shown
-            else (f"{metric.name} {_number(value)}")
-        )
+        labelled = f"{{{shown}}}" if shown else ""
+        yield f"{metric.name}{labelled} {_number(value)}"
 
 
 def _label(name: str) -> str:

@@ -102,7 +102,7 @@ def test_one_buffer_per_dtype_and_the_tail_at_the_end() -> None:
             Bucket(tensors=("p2", "p1", "p0"), nbytes=32, push=Recipe("all_reduce", "native")),
         ),
     )
-    first, last = build_buckets(plan, trainables, trailer_elements=5)
+    first, last = build_buckets(plan, trainables, 5, lambda _: Place())
     assert [part.wire.dtype for part in first.parts] == [torch.float16]
     assert first.parts[0].averaged_before
     assert [part.wire.dtype for part in last.parts] == [torch.float32, torch.float64]
@@ -133,7 +133,7 @@ def test_a_bucket_runs_as_the_plan_says() -> None:
             )
         ),
     )
-    found = build_buckets(plan, trainables, trailer_elements=1)
+    found = build_buckets(plan, trainables, 1, lambda _: Place())
     messages = [one.parts[0].messages[0] for one in found]
     assert [(message.bucket, message.push) for message in messages] == [
         (0, Recipe("all_reduce", "ring", 0, {"order": (1, 0)}, 0)),
@@ -184,7 +184,7 @@ def test_the_parts_of_a_tensor_are_messages_of_one_buffer() -> None:
         ),
     )
     plan.require_fit([("p0", 3, "complex64"), ("p1", 12, "float32")], 1)
-    one, other = build_buckets(plan, trainables, trailer_elements=2)
+    one, other = build_buckets(plan, trainables, 2, lambda _: Place())
     assert [(bucket.index, bucket.size) for bucket in (one, other)] == [(0, 1), (1, 1)]
     assert [message.wire.numel() for message in one.parts[0].messages] == [2, 4]
     (flat,) = other.parts

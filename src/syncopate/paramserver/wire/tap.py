@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from syncopate.metrics.endpoint import Endpoint, local_rank, wanted
+from syncopate.metrics.endpoint import Endpoint, wanted
 from syncopate.paramserver.wire.counters import Counters
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import SCHEDULER, Peer
@@ -241,7 +241,7 @@ class Tap:
         captures.enrol_node(self)
         self.counters.rank = rank
         name = self._role if self._role == rows.SCHEDULER else f"{self._role}-{rank}"
-        self._metrics = wanted(os.environ, name, shift=local_rank(os.environ))
+        self._metrics = wanted(os.environ, name)
         if self._metrics is not None:
             self._metrics.add(self.counters.metrics)
 
