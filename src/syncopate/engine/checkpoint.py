@@ -29,19 +29,14 @@ from syncopate.engine.exchange.update.optimizer_state import OwnedState
 from syncopate.errors import EngineError, InvalidValueError
 
 
-class Training(Protocol):
-    """An engine, as far as checkpoints need it."""
+class _Engine(Protocol):
+    """What checkpoints need of an engine, which is not known here."""
 
-    @property
-    def exchange(self) -> Exchange | None:
-        """The exchange that executes the plan; None before the first."""
-
-    @property
-    def delay(self) -> Delay | LocalSGD | None:
-        """What it trains with; None for synchronous training."""
+    exchange: Exchange | None
+    delay: Delay | LocalSGD | None
 
 
-_trained_by: weakref.WeakKeyDictionary[Optimizer, list[weakref.ref[Training]]] = (
+_trained_by: weakref.WeakKeyDictionary[Optimizer, list[weakref.ref[_Engine]]] = (
     weakref.WeakKeyDictionary()
 )
 """Optimizer -> the engines of the models that it trains, in the order of their making."""
@@ -50,7 +45,7 @@ _Copies = dict[tuple[Any, ...], Tensor]
 """Where a tensor is in memory, and how -> its copy."""
 
 
-def watch(optimizer: Optimizer, engine: Training) -> list[RemovableHandle]:
+def watch(optimizer: Optimizer, engine: _Engine) -> list[RemovableHandle]:
     """Let ``optimizer`` save and load whole state only; return the hooks that see to it.
 
     What it is loaded from stays the script's alone.
@@ -141,7 +136,7 @@ def _states(optimizer: Optimizer) -> list[OwnedState]:
     return [state for state in states if state is not None]
 
 
-def counts(optimizer: Optimizer, engine: Training) -> bool:
+def counts(optimizer: Optimizer, engine: _Engine) -> bool:
     """Whether ``engine`` is the one that counts the steps of ``optimizer`` under a delay.
 
     Of several whose models it trains that is the first.
@@ -151,7 +146,7 @@ def counts(optimizer: Optimizer, engine: Training) -> bool:
     return delayed[:1] == [engine]
 
 
-def forget(engine: Training) -> None:
+def forget(engine: _Engine) -> None:
     """Forget ``engine``, which has been detached."""
     for engines in _trained_by.values():
         engines[:] = [known for known in engines if known() is not engine]

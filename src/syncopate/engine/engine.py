@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
@@ -81,7 +81,7 @@ class Engine:
         self.delay: Delay | LocalSGD | None = sound.delay
         self.servers: Servers | None = sound.servers
         self.model_name = type(model).__name__
-        self._inventory = Inventory(model, sound.trainables, sound.ignored)
+        self._inventory = Inventory(model, sound.trainables, sound.ignored, sound.sparse)
         self.readiness = Readiness(sound.trainables, buffers, communicator, sound.sparse)
         self.recording = Recording(self.readiness, communicator)
         self.exchange: Exchange | None = None
@@ -105,7 +105,7 @@ class Engine:
         self._stepped: set[int] = set()
         self._closures = False
         self._parameters_known: dict[int, int] = {}
-        ownership.claim(self)
+        ownership.claim(self._inventory)
 
     # -- what users touch -----------------------------------------------------------------------
 
@@ -316,7 +316,7 @@ class Engine:
                 self.exchange.leave()
         finally:
             self.recording.close()
-            ownership.release(self)
+            ownership.release(self._inventory)
             self._inventory.forget()
             self.readiness.remove()
             for hook in self._optimizer_hooks:
@@ -324,18 +324,6 @@ class Engine:
             checkpoint.forget(self)
             modules.detach(self.model)
             self.communicator.close()
-
-    # -- what ownership asks --------------------------------------------------------------------
-
-    @property
-    def exchanged(self) -> Mapping[int, str]:
-        """Identity of every parameter whose gradient is exchanged here, and its name."""
-        return self._inventory.exchanged | self.readiness.rows.names
-
-    @property
-    def parameters(self) -> Collection[int]:
-        """Identities of all parameters of the model, exchanged or not."""
-        return self._inventory.parameters
 
     # -- what the module calls ------------------------------------------------------------------
 
@@ -374,7 +362,7 @@ class Engine:
         Raises:
             EngineError: DDP or another engine exchanges their gradients.
         """
-        ownership.require_alone(self, self._trainables)
+        ownership.require_alone(self._inventory, self._trainables)
         self.readiness.forward_ends(modules.output_tensors(output), bypassed=True)
 
     def forward_leaves(self) -> None:
@@ -477,7 +465,7 @@ class Engine:
         self.recording.adopted(plan, self.servers)
 
     def _require_trainable(self) -> None:
-        ownership.require_alone(self, self._trainables)
+        ownership.require_alone(self._inventory, self._trainables)
         self._inventory.require_unchanged()
 
     def _stop_planning(self) -> None:

@@ -49,11 +49,6 @@ class SparseRows:
         return bool(self._trainables)
 
     @property
-    def names(self) -> dict[int, str]:
-        """Identity of each weight, and its name."""
-        return {id(trainable.parameter): trainable.name for trainable in self._trainables}
-
-    @property
     def parameters(self) -> list[Tensor]:
         """The weights."""
         return [trainable.parameter for trainable in self._trainables]

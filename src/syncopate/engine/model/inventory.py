@@ -39,17 +39,25 @@ class Inventory:
         model: as it is distributed.
         trainables: its parameters whose gradients are exchanged.
         ignored: names of parameters that may become anything.
+        rows: parameters among them whose gradients are exchanged row by row.
 
     Attributes:
+        model_name: the class of the model.
         parameters: identities of all its parameters.
         exchanged: identity of each exchanged parameter -> its name, without what ``torch.compile``
             puts into it.
     """
 
     def __init__(
-        self, model: nn.Module, trainables: Sequence[Trainable], ignored: Collection[str] = ()
+        self,
+        model: nn.Module,
+        trainables: Sequence[Trainable],
+        ignored: Collection[str] = (),
+        rows: Sequence[Trainable] = (),
     ) -> None:
         self._model = model
+        self.model_name = type(model).__name__
+        self._rows = {id(t.parameter): t.name for t in rows}
         self._ignored = ignored
         self._trainables = tuple(trainables)
         self.exchanged = {id(t.parameter): plain_name(t.name) for t in trainables}
@@ -69,6 +77,11 @@ class Inventory:
         # touch a tensor that has a weak reference.
         self._held = [weakref.ref(parameter) for parameter in self._exchanged]
         self._note()
+
+    @property
+    def owned(self) -> dict[int, str]:
+        """Identity of each parameter whose gradient is exchanged, rows included, and its name."""
+        return self.exchanged | self._rows
 
     def forget(self) -> None:
         """Let go of the model, whose parameters may be changed from now on."""

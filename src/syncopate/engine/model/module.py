@@ -45,41 +45,23 @@ _classes: dict[tuple[type, Any], type] = {}
 """The original class, and how it is called -> the class that stands for it."""
 
 
-class Training(Protocol):
-    """An engine, as far as a distributed module needs it."""
+class _Engine(Protocol):
+    """What a distributed module calls of an engine, which is not known here."""
 
     synchronises: bool
-    """Whether gradients of the forwards to come are exchanged."""
 
     @property
-    def spread(self) -> bool:
-        """Whether each rank updates a part of the weights."""
-
-    def paused(self) -> AbstractContextManager[None]:
-        """Return a block whose forwards' gradients accumulate locally."""
-
+    def spread(self) -> bool: ...
+    def paused(self) -> AbstractContextManager[None]: ...
     def join(
         self, *, divide_by_initial_world_size: bool, throw_on_early_termination: bool
-    ) -> AbstractContextManager[None]:
-        """Return a block in which ranks may run out of inputs."""
-
-    def ready(self) -> None:
-        """Wait until the weights of the last step are there."""
-
-    def forward_begins(self, training: bool) -> bool:
-        """Prepare for a forward with gradients; return whether it is the outermost."""
-
-    def forward_ends(self, output: Any) -> None:
-        """Watch what the outermost forward returned."""
-
-    def forward_leaves(self) -> None:
-        """Note that the outermost forward has returned or raised."""
-
-    def forward_alone(self) -> None:
-        """Begin a forward without gradients."""
-
-    def forward_bypassed(self, output: Any) -> None:
-        """Watch what a forward without communication returned."""
+    ) -> AbstractContextManager[None]: ...
+    def ready(self) -> None: ...
+    def forward_begins(self, training: bool) -> bool: ...
+    def forward_ends(self, output: Any) -> None: ...
+    def forward_leaves(self) -> None: ...
+    def forward_alone(self) -> None: ...
+    def forward_bypassed(self, output: Any) -> None: ...
 
 
 class _Held:
@@ -90,7 +72,7 @@ class _Held:
         bypass: the model without communication, once it was asked for.
     """
 
-    def __init__(self, engine: Training) -> None:
+    def __init__(self, engine: _Engine) -> None:
         self.engine = engine
         self.bypass: Any = None
 
@@ -173,7 +155,7 @@ class _Switch:
         syncopate(model).synchronises = bool(on)
 
 
-def syncopate(model: Any) -> Training:
+def syncopate(model: Any) -> _Engine:
     """Return the engine that exchanges this model's gradients: ``model.syncopate``."""
     held: _Held = model.__dict__[_ENGINE]
     return held.engine
@@ -272,7 +254,7 @@ def require_extensible(model: nn.Module) -> None:
     model.__class__ = original
 
 
-def attach(model: nn.Module, engine: Training) -> None:
+def attach(model: nn.Module, engine: _Engine) -> None:
     """Make ``model`` a distributed module with ``engine``.
 
     Raises:

@@ -25,7 +25,7 @@ import operator
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -34,43 +34,28 @@ from torch.utils.hooks import RemovableHandle
 
 from syncopate.engine.buckets import Trainable
 from syncopate.engine.exchange import groups
+from syncopate.engine.model.inventory import Inventory
 from syncopate.engine.torch_compat import active_ddp, without_overrides
 from syncopate.errors import EngineError
 
 _HOOKS = operator.attrgetter("_post_accumulate_grad_hooks")
 
 
-class Exchanging(Protocol):
-    """An engine, as far as ownership needs it."""
-
-    @property
-    def model_name(self) -> str:
-        """The class of its model."""
-
-    @property
-    def exchanged(self) -> Mapping[int, str]:
-        """Identity of every parameter whose gradient it exchanges, and its name."""
-
-    @property
-    def parameters(self) -> Collection[int]:
-        """Identities of all parameters of its model, exchanged or not."""
-
-
-_engines: weakref.WeakSet[Exchanging] = weakref.WeakSet()
-"""Every engine that is at work on a model."""
+_owners: weakref.WeakSet[Inventory] = weakref.WeakSet()
+"""What every engine that is at work on a model exchanges."""
 
 _orphans: list[tuple[weakref.ref[torch.Tensor], RemovableHandle]] = []
 """Parameters whose engine is gone, and the hooks that say so when they are trained."""
 
 
-def claim(engine: Exchanging) -> None:
-    """Note that ``engine`` exchanges the gradients of its model from now on."""
-    _engines.add(engine)
+def claim(owner: Inventory) -> None:
+    """Note that an engine exchanges the gradients of ``owner`` from now on."""
+    _owners.add(owner)
 
 
-def release(engine: Exchanging) -> None:
-    """Note that ``engine`` exchanges nothing any more."""
-    _engines.discard(engine)
+def release(owner: Inventory) -> None:
+    """Note that no engine does any more."""
+    _owners.discard(owner)
 
 
 def orphan(parameters: Mapping[str, weakref.ref[torch.Tensor]]) -> None:
@@ -126,24 +111,25 @@ def require_free(model: nn.Module, trainables: Sequence[Trainable]) -> None:
         gc.collect()
     shared = _shared(trainables)
     if shared is not None:
-        name, engine, there = shared
+        name, owner, there = shared
         raise EngineError(
-            f"{name!r} of this {type(model).__name__} is {there!r} of a {engine.model_name} that "
+            f"{name!r} of this {type(model).__name__} is {there!r} of a {owner.model_name} that "
             "is distributed already, and a gradient is averaged only once. Distribute one module "
             "that holds both, or call .syncopate.detach() on the other first"
         )
 
 
-def _shared(trainables: Sequence[Trainable]) -> tuple[str, Exchanging, str] | None:
-    for engine in tuple(_engines):
+def _shared(trainables: Sequence[Trainable]) -> tuple[str, Inventory, str] | None:
+    for owner in tuple(_owners):
+        owned = owner.owned
         for trainable in trainables:
-            there = engine.exchanged.get(id(trainable.parameter))
+            there = owned.get(id(trainable.parameter))
             if there is not None:
-                return trainable.name, engine, there
+                return trainable.name, owner, there
     return None
 
 
-def require_alone(engine: Exchanging, trainables: Sequence[Trainable]) -> None:
+def require_alone(owner: Inventory, trainables: Sequence[Trainable]) -> None:
     """Refuse a forward inside DDP's ([Note: DDP around a distributed model]).
 
     Raises:
@@ -154,14 +140,15 @@ def require_alone(engine: Exchanging, trainables: Sequence[Trainable]) -> None:
         hooked = list(map(_HOOKS, parameters))
     for trainable, hooks in zip(trainables, hooked, strict=True):
         if hooks and any(map(_is_of_ddp, hooks.values())):
-            raise _exchanged_twice(engine, trainable.name)
+            raise _exchanged_twice(owner, trainable.name)
     outer = active_ddp()
     if outer is None:
         return
+    owned = owner.owned
     for name, parameter in outer.module.named_parameters():
-        there = engine.exchanged.get(id(parameter))
+        there = owned.get(id(parameter))
         if there is not None and name not in outer.parameters_to_ignore:
-            raise _exchanged_twice(engine, there)
+            raise _exchanged_twice(owner, there)
 
 
 def _is_of_ddp(hook: object) -> bool:
@@ -169,9 +156,9 @@ def _is_of_ddp(hook: object) -> bool:
     return getattr(function, "__module__", "") == DistributedDataParallel.__module__
 
 
-def _exchanged_twice(engine: Exchanging, name: str) -> EngineError:
+def _exchanged_twice(owner: Inventory, name: str) -> EngineError:
     return EngineError(
-        f"DistributedDataParallel is wrapped around a {engine.model_name} that is distributed "
+        f"DistributedDataParallel is wrapped around a {owner.model_name} that is distributed "
         f"already, so both would average the gradient of {name!r}. Call the model without the "
         "wrapper (its .module) and keep it from what wraps it, such as Accelerate's prepare or a "
         "Trainer; or call .syncopate.detach() to stay with DDP"
@@ -196,8 +183,8 @@ def strangers(optimizer: torch.optim.Optimizer, also: Collection[int] = ()) -> I
         also: identities of parameters that are going to be distributed.
     """
     known = set(also)
-    for engine in tuple(_engines):
-        known.update(engine.parameters)
+    for owner in tuple(_owners):
+        known.update(owner.parameters)
     for number, parameters in enumerate(groups.parameters_of(optimizer)):
         for place, parameter in enumerate(parameters):
             if parameter.requires_grad and id(parameter) not in known:

@@ -18,13 +18,13 @@ from syncopate.errors import EngineError
 
 
 class _Engine:
-    """What ownership asks of an engine."""
+    """What ownership asks of an engine's inventory."""
 
     def __init__(self, model: nn.Module, *left_out: str) -> None:
         named = dict(model.named_parameters())
         self.model_name = type(model).__name__
         self.parameters = {id(p) for p in named.values()}
-        self.exchanged = {id(p): name for name, p in named.items() if name not in left_out}
+        self.owned = {id(p): name for name, p in named.items() if name not in left_out}
 
 
 @pytest.fixture
