@@ -6,7 +6,7 @@ import hashlib
 import statistics
 from collections.abc import Sequence
 from functools import partial
-from importlib import metadata
+from importlib import import_module
 
 import torch
 from msgspec.structs import replace
@@ -147,12 +147,5 @@ def facts_of_job(
         "hosts": " ".join(hosts),
         "device": device.type,
         "torch": str(torch.__version__),
-        "syncopate": _version(),
+        "syncopate": import_module("syncopate").__version__,
     }
-
-
-def _version() -> str:
-    try:
-        return metadata.version("syncopate-torch")
-    except metadata.PackageNotFoundError:
-        return "unknown"
