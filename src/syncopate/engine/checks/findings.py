@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from syncopate.shown import Row, Shown
 
@@ -80,16 +80,7 @@ class Checked(Shown):
 
     def frame(self) -> list[Row]:
         """Return every finding with all names and both sentences."""
-        return [
-            {
-                "effect": each.effect,
-                "what": each.what,
-                "where": ", ".join(each.where),
-                "happens": each.happens,
-                "do": each.do,
-            }
-            for each in self.findings
-        ]
+        return [asdict(each) | {"where": ", ".join(each.where)} for each in self.findings]
 
 
 def _sentence(text: str) -> str:

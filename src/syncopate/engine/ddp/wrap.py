@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch.distributed as dist
 from torch import nn
@@ -96,37 +96,31 @@ def ddp(
     group = options.get("process_group")
     communicator = Communicator(group, timeout_s=timeout_s)
     try:
-        sound, hosts = agree(communicator, _checks(module, plan, options), socket.gethostname())
-        found = sound.plan
+        checked, hosts = agree(communicator, _checks(module, plan, options), socket.gethostname())
+        trainables, found = checked
         own = any(options.get(name) for name in _BELONG_TO_DDP)
-        if plan is None and cache and sound.trainables and not own:
-            found = _kept(module, sound.trainables, communicator, hosts)
+        if plan is None and cache and trainables and not own:
+            found = _kept(module, trainables, communicator, hosts)
         if found is None:
             if communicator.rank == 0:
                 console.log(NO_PLAN)
             communicator.close()
             return DistributedDataParallel(module, **options)
-        return _wrapped(module, PlannedBuckets(found, sound.trainables), communicator, options)
+        return _wrapped(module, found, communicator, options)
     except BaseException:
         communicator.close()
         raise
 
 
-class _Sound(NamedTuple):
-    """What was found fit to be trained, and by what.
+def _checks(
+    module: object, plan: object, options: Mapping[str, Any]
+) -> Checks[tuple[tuple[Trainable, ...], PlannedBuckets | None]]:
+    """Check what was given, before anything is built.
 
-    Attributes:
-        trainables: every parameter whose gradient is exchanged, in order of definition; none where
-            only DDP itself can train them.
-        plan: as given, read from its file.
+    Returns:
+        Every parameter whose gradient is exchanged, in order of definition, none where only DDP
+        itself can train them; and the buckets of the plan that was given.
     """
-
-    trainables: tuple[Trainable, ...]
-    plan: Plan | None
-
-
-def _checks(module: object, plan: object, options: Mapping[str, Any]) -> Checks[_Sound]:
-    """Check what was given, before anything is built."""
     if not isinstance(module, nn.Module):
         raise InvalidValueError("module", type(module).__name__, "a torch.nn.Module")
     apart = {name for name, _ in options.get("delay_all_reduce_named_params") or ()}
@@ -141,15 +135,15 @@ def _checks(module: object, plan: object, options: Mapping[str, Any]) -> Checks[
         *tensor_facts("parameter", [(one.name, one.parameter) for one in trainables]),
     ]
     if plan is None:
-        return _Sound(named_for(None, trainables), None)
+        return named_for(None, trainables), None
     for name, rule in _BELONG_TO_DDP.items():
         if options.get(name):
             raise InvalidValueError(f"{name}=", options[name], rule)
     read = plan if isinstance(plan, Plan) else _read(plan)
     trainables = named_for(read, trainables)
-    require_runnable(read, trainables, dist.get_world_size(options.get("process_group")))
+    found = runnable(read, trainables, dist.get_world_size(options.get("process_group")))
     yield [("the plan", hashlib.sha256(read.to_json()).hexdigest()[:16])]
-    return _Sound(trainables, read)
+    return trainables, found
 
 
 def _read(path: object) -> Plan:
@@ -158,8 +152,8 @@ def _read(path: object) -> Plan:
     return Plan.load(path)
 
 
-def require_runnable(plan: Plan, trainables: Sequence[Trainable], world_size: int) -> None:
-    """Refuse a plan by which DDP cannot train these parameters.
+def runnable(plan: Plan, trainables: Sequence[Trainable], world_size: int) -> PlannedBuckets:
+    """Return the buckets of a plan, or refuse one by which DDP cannot train these parameters.
 
     Raises:
         EngineError: it asks for more than DDP's all-reduce of gradients.
@@ -185,6 +179,7 @@ def require_runnable(plan: Plan, trainables: Sequence[Trainable], world_size: in
         plan.require_fit(tensors_of(trainables), world_size)
     plan.require_ranks(world_size)
     require_recipes(plan)
+    return buckets
 
 
 def _kept(
@@ -192,8 +187,8 @@ def _kept(
     trainables: Sequence[Trainable],
     communicator: Communicator,
     hosts: Sequence[str],
-) -> Plan | None:
-    """Return the plan that earlier runs found to be DDP's fastest, on every rank."""
+) -> PlannedBuckets | None:
+    """Return the buckets of the plan that earlier runs found to be DDP's fastest, on every rank."""
     plan: Plan | None = None
     if communicator.rank == 0:
         tensors = tensors_of(trainables)
@@ -209,9 +204,7 @@ def _kept(
                 plan = best.plan
                 break
     plan = communicator.broadcast_object(plan)
-    if plan is not None:
-        require_runnable(plan, trainables, communicator.world_size)
-    return plan
+    return None if plan is None else runnable(plan, trainables, communicator.world_size)
 
 
 def _wrapped(
