@@ -17,7 +17,6 @@ others. What each is for:
 * ``step_hooks``: of an optimizer, in their order, which decides who sees whole gradients.
 * ``unscale``: what ``GradScaler`` calls on gradients.
 * ``on_compilation``: a call before something is compiled, which reads weights.
-* ``HashStore``: a store of one process.
 * ``finished_work``: what a collective returns to torch, of a process group in Python.
 
 Beside these, classes of a model and of parameters are exchanged by ``__class__``
@@ -33,13 +32,11 @@ from typing import Any
 
 import torch
 from torch._C import _distributed_c10d
-from torch._C._distributed_c10d import HashStore
 from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
 __all__ = [
     "NO_BACKWARD",
-    "HashStore",
     "active_ddp",
     "at_end_of_backward",
     "finished_work",

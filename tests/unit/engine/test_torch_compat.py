@@ -148,12 +148,6 @@ def test_every_name_is_told_what_it_is_for(name):
     assert name in (compat.__doc__ or "") or name == "NO_BACKWARD"
 
 
-def test_a_store_of_one_process_keeps_what_it_is_given():
-    store = compat.HashStore()
-    store.set("a", "b")
-    assert store.get("a") == b"b"
-
-
 def test_a_collective_in_python_tells_torch_its_result():
     work = compat.finished_work([torch.ones(2)])
     assert work.wait()

@@ -9,7 +9,6 @@ import os
 import torch.distributed as dist
 from torch import nn
 
-from syncopate.engine.torch_compat import HashStore
 from syncopate.errors import EngineError
 from syncopate.ranks import require_sound
 
@@ -43,7 +42,8 @@ def require_process_group(model: object, timeout_s: float | None) -> None:
         dist.init_process_group(backend, timeout=timeout)
     else:
         _refuse_lonely()
-        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=timeout)
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
     atexit.register(_leave)
 
 

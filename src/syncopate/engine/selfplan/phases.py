@@ -259,13 +259,12 @@ class SelfPlanner(Stepwise):
         See ``proposals``, [Note: plans that need no measurement].
         """
         engine = self._engine
-        plan = None
-        if engine.defers:
-            order = list(reversed(engine.tensors))
-            ranks = engine.communicator.world_size
-            plan = yield from self._answer(
-                f"{_PROPOSALS}:unmeasured", self._model, order, ranks, self._wishes
-            )
+        if not engine.defers:
+            return
+        order, ranks = list(reversed(engine.tensors)), engine.communicator.world_size
+        plan = yield from self._answer(
+            f"{_PROPOSALS}:unmeasured", self._model, order, ranks, self._wishes
+        )
         if plan is None:
             return
         steps = contest.UNCOUNTED + UNMEASURED_STEPS
