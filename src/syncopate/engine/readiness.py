@@ -30,7 +30,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -75,6 +74,8 @@ class Readiness:
         watch: sees every step, and asks for a new plan; None where no plan is watched.
         clock: stamps the steps.
         rows: averages the gradients that have rows.
+        step: the stamps of the step that is under way; its number says how many are over, and its
+            update is that since the last backward.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class Readiness:
         self._unreached: set[int] = set()
         self._state = State.IDLE
         self._task = -1
-        self._step = Step()
+        self.step = Step()
         self._ready = bytearray(b"\1" * len(trainables))
         self._timed = bytearray(len(trainables))
         self._kept = bytearray(len(trainables))
@@ -118,12 +119,7 @@ class Readiness:
     # -- set-up ---------------------------------------------------------------------------------
 
     def install(self, exchange: Exchange) -> None:
-        """Use ``exchange`` from the next backward on; call it between iterations.
-
-        Raises:
-            EngineError: a backward is running.
-        """
-        self.require_between()
+        """Use ``exchange`` from the next backward on; call it between iterations."""
         self.exchange = exchange
         self._buckets = exchange.buckets
         self._left[:] = [0] * len(self._buckets)
@@ -181,7 +177,7 @@ class Readiness:
             return
         if self._open:
             self.complete()
-        if self._step.backward_end is not None:
+        if self.step.backward_end is not None:
             self._report()  # its optimizer took no step
         self._abandon()
         self._counted = training and not self.paused
@@ -193,12 +189,12 @@ class Readiness:
         except EngineError:
             self._absent = self._counted
             raise
-        self._step.called = self._stamp()
+        self.step.called = self._stamp()
         if self._counted:
             self._exchange_buffers()
         else:
             self.forward_alone(accumulates=training and self.paused)
-        self._step.forward_start = self._stamp()
+        self.step.forward_start = self._stamp()
 
     def forward_alone(self, *, accumulates: bool = False) -> None:
         """Begin a forward that meets no other rank."""
@@ -239,7 +235,7 @@ class Readiness:
         self.complete()
         self.exchange.adapt(entered)
         self._task = task
-        self._step.backward_start = self._stamp()
+        self.step.backward_start = self._stamp()
         if local:
             self._state = State.SKIP
             at_end_of_backward(self._end_skip)
@@ -272,7 +268,7 @@ class Readiness:
             self._advance(self._bucket_of[index])
         elif self._state == State.HELD and not self._timed[index]:
             self._timed[index] = 1
-            self._step.ready.append((index, self._stamp()))
+            self.step.ready.append((index, self._stamp()))
         else:
             raise EngineError(
                 f"the gradient of {self._trainables[index].name!r} became ready twice in one "
@@ -283,7 +279,7 @@ class Readiness:
     def _advance(self, bucket: int) -> None:
         """Launch every bucket that is complete and whose turn it is, after a gradient of one."""
         if self.listeners and not self._left[bucket]:
-            self._step.arrived[bucket] = self._stamp()
+            self.step.arrived[bucket] = self._stamp()
         with torch.no_grad():
             while self._next < len(self._buckets) and not self._left[self._next]:
                 self._push(self._buckets[self._next])
@@ -314,20 +310,10 @@ class Readiness:
         if self._state != State.SKIP:
             return
         self._state = State.IDLE
-        step = self._step
+        step = self.step
         if self.listeners:
             step.earlier.append((step.forward_start, step.backward_start, self._stamp()))
         step.forward_start = None
-
-    @property
-    def steps(self) -> int:
-        """How many synchronised backwards are over."""
-        return self._step.number
-
-    @property
-    def last_update(self) -> tuple[Any, Any] | None:
-        """The stamps of the optimizer's step since the last backward."""
-        return self._step.update
 
     def _end(self) -> None:
         """Launch what is left; wait for everything and hand out the averages, or do so later."""
@@ -338,7 +324,7 @@ class Readiness:
             # torch.autograd.grad came through the outputs; no gradient was accumulated.
             self._rest()
             return
-        self._step.backward_end = self._stamp()
+        self.step.backward_end = self._stamp()
         try:
             with torch.no_grad():
                 absent = [index for index, mark in enumerate(reached) if not mark]
@@ -487,16 +473,16 @@ class Readiness:
         averages = self.exchange.pull.in_step
         updated = self._stamp() if averages else None
         self.exchange.step_ends(optimizer)
-        before = self._step.update
+        before = self.step.update
         start = before[0] if before else self._update_start
-        self._step.update = (start, updated if averages else self._stamp())
+        self.step.update = (start, updated if averages else self._stamp())
         unreported = not self.exchange.gradients.ends_with_backward
-        if last and unreported and self._step.backward_end is not None:
+        if last and unreported and self.step.backward_end is not None:
             self._report()
 
     def _report(self) -> None:
         """Give the finished step to the listeners."""
-        step, self._step = self._step, Step(number=self._step.number + 1)
+        step, self.step = self.step, Step(number=self.step.number + 1)
         step.waits, step.updates = self.exchange.traffic.taken()
         if not self.exchange.gradients.ends_with_backward:
             step.closing, step.update = step.update, None

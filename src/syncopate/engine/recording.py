@@ -90,7 +90,7 @@ class Recording:
         if self._own is None or self._plan is None:
             raise EngineError("there is no record; call record() before the steps to look at")
         if self._on:
-            self._own.closed(self._readiness.last_update)
+            self._own.closed(self._readiness.step.update)
         self._own.finish(wait=True)
         recorder = self._own.recorder
         records = recorder.records()
@@ -137,7 +137,7 @@ class Recording:
         capture, detector = self._capture, self._communicator.detector
         if capture is not None and detector is not None:
             entry = msgspec.to_builtins(detector.entry)
-            capture.note({"links": entry, "iteration": self._readiness.steps})
+            capture.note({"links": entry, "iteration": self._readiness.step.number})
 
     def end_trace(self) -> None:
         """Record finished steps, and stop."""
@@ -151,7 +151,7 @@ class Recording:
         """Let a recorder listen no more; the step that is open may have ended its last one."""
         if listener in self._readiness.listeners:
             self._readiness.listeners.remove(listener)
-        listener.closed(self._readiness.last_update)
+        listener.closed(self._readiness.step.update)
 
     def adopted(self, plan: Plan, servers: Servers | None) -> None:
         """Note that the engine trains by ``plan`` from now on, with ``servers`` if any."""
@@ -174,7 +174,7 @@ class Recording:
         note: dict[str, Any] = {
             "plan": digest[:16],
             "number": self._model,
-            "iteration": self._readiness.steps,
+            "iteration": self._readiness.step.number,
         }
         if self._plan.exchange == SERVED:  # servers know tensors, and nothing of buckets
             note["tensors"] = [bucket.tensors for bucket in self._plan.buckets]

@@ -378,7 +378,7 @@ def watched(rank, _world, job):
 
         def reported(readiness):
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(FlatWeights, "_await", lambda *_: waits.append(readiness.steps))
+                patch.setattr(FlatWeights, "_await", lambda *_: waits.append(readiness.step.number))
                 report(readiness)
 
         with pytest.MonkeyPatch.context() as patch:
