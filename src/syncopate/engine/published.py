@@ -43,13 +43,7 @@ class Writer(Protocol):
 
 
 class Published:
-    """The figures of one training, as they are published by this rank.
-
-    Args:
-        engine: of the training.
-        writer: gets scalars; None: none does.
-        where: gets metrics; None: none does.
-        every: so many steps are summed up in one value.
+    """The figures of one training, as they are published by this rank: see :func:`publish`.
 
     Attributes:
         address: the URL or file of the metrics; empty: there is none.

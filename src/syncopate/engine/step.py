@@ -169,10 +169,7 @@ class Watch(Protocol):
 class StepRecorder:
     """Listens to steps and notes their events, once all that was launched in them is over.
 
-    Args:
-        recorder: gets the events.
-        clock: made the stamps.
-        model: which model of the process it is.
+    They are of the ``model``-th model of this process, stamped by ``clock``.
     """
 
     def __init__(self, recorder: Recorder, clock: Clock, model: int = 0) -> None:

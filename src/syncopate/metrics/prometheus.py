@@ -21,12 +21,7 @@ _TOTAL = "_total"
 
 
 class Sample(NamedTuple):
-    """A value, and what it is of.
-
-    Attributes:
-        value: any number.
-        labels: name -> text.
-    """
+    """A value, and by its labels what it is of."""
 
     value: float
     labels: Mapping[str, str] = {}

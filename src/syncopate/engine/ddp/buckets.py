@@ -43,12 +43,7 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class Group:
-    """What a plan sends together: a bucket, or all buckets that hold parts of one tensor.
-
-    Attributes:
-        planned: its buckets of the plan.
-        nbytes: bytes of their gradients.
-    """
+    """What a plan sends together: a bucket, or all buckets that hold parts of one tensor."""
 
     planned: tuple[Bucket, ...]
 

@@ -12,11 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 
 class ModelHook:
-    """A hook of a module; torch's copies of the module, however made, have one that does nothing.
-
-    Args:
-        function: is called; None: nothing is.
-    """
+    """A hook of a module; torch's copies of the module, however made, have one that does nothing."""
 
     def __init__(self, function: Callable[..., Any] | None = None) -> None:
         # torch.compile has no business in it.
@@ -36,9 +32,7 @@ class ModelHook:
 def on_loading(model: nn.Module, loaded: Callable[[], None]) -> RemovableHandle:
     """Call a method when weights were loaded into ``model``, by it or a module around it.
 
-    Args:
-        model: whose ``load_state_dict`` is watched.
-        loaded: a method, whose object is held weakly.
+    The method's object is held weakly.
     """
     known = weakref.WeakMethod(loaded)
 

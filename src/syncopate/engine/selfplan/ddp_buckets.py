@@ -32,12 +32,7 @@ def first_plan(
 ) -> Plan:
     """Return the safe plan before any ready time is known: parameters in reverse order.
 
-    Args:
-        model: what to call the model.
-        tensors: every gradient of it.
-        world_size: number of ranks.
-        exchange: what carries the buckets, without algorithms of its own.
-        servers: how many there are, with the ``served`` exchange.
+    Another exchange than the all-reduce is that of :func:`carried_by`.
     """
     plan = safe_plan(model, list(reversed(tensors)), world_size)
     return plan if exchange == ALLREDUCE else carried_by(exchange, plan, servers)
@@ -56,10 +51,7 @@ def safe_plan(
 def carried_by(exchange: str, plan: Plan, servers: int = 0) -> Plan:
     """Return a plan of the same buckets for an ``exchange`` that pulls, without algorithms.
 
-    Args:
-        exchange: what is to carry them.
-        plan: has the buckets.
-        servers: how many there are, with the ``served`` exchange.
+    With the ``served`` exchange it goes with so many servers.
     """
     push, pull = map(Recipe, EXCHANGES[exchange].needed)
     if exchange == SERVED:
@@ -76,11 +68,7 @@ def plan_of_groups(
 ) -> Plan:
     """Return a plan of one bucket for each of ``groups``, with the native all-reduce.
 
-    Args:
-        model: what to call the model.
-        tensors: every gradient of it.
-        world_size: number of ranks.
-        groups: every gradient in one of them, in launch order.
+    Each of ``tensors`` is in one of them, which are in launch order.
     """
     return Plan(
         model=model,

@@ -97,12 +97,9 @@ class Costs:
 
 
 def pays_after(cost_s: float, before_s: float, after_s: float) -> int | None:
-    """Return after how many more steps a gain has repaid a cost; None without a gain.
+    """Return after how many more steps of ``after_s``, which took ``before_s``, a cost is repaid.
 
-    Args:
-        cost_s: what measuring took.
-        before_s: a step without the plan.
-        after_s: a step with it.
+    None without a gain.
     """
     gain_s = before_s - after_s
     return None if gain_s <= 0 else max(round(cost_s / gain_s), 0)

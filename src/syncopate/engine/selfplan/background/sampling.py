@@ -76,9 +76,7 @@ def _bytes(tensor: tuple[str, int, str]) -> int:
 def contenders(cluster: Cluster, nbytes: int) -> tuple[Recipe, ...]:
     """Return the recipes worth sampling at a size, the backend's own algorithm first.
 
-    Args:
-        cluster: the machines, without curves.
-        nbytes: size of the buffer.
+    The cluster has no curves.
     """
     found = [Recipe(_COLLECTIVE)]
     prices = {
@@ -97,10 +95,7 @@ def contenders(cluster: Cluster, nbytes: int) -> tuple[Recipe, ...]:
 def sampling_plans(model: str, tensors: Tensors, cluster: Cluster) -> tuple[Plan, ...]:
     """Return the plans whose held steps sample every contender at every size once.
 
-    Args:
-        model: what to call the model.
-        tensors: every gradient.
-        cluster: the machines, without curves.
+    The cluster has no curves.
     """
     plans: list[Plan] = []
     groupings = [ladder(tensors)]

@@ -53,12 +53,7 @@ class Window(NamedTuple):
 
 
 class Change(NamedTuple):
-    """How one rank's steps became slower.
-
-    Attributes:
-        usual: what they took before.
-        now: what they take since.
-    """
+    """How one rank's steps became slower: what they took before, and take since."""
 
     usual: Window
     now: Window
