@@ -108,7 +108,7 @@ def check(
         names = [f"optimizer {place}, {name}" for place, name in enumerate(names)]
     shared = soundness.shared_parameters(model, ignored)
     subject = _Subject(model, tuple(zip(names, known, strict=True)), given, ignored, shared)
-    found = [finding for look in _LOOKS for finding in look(subject)]
+    found = [each for look in _LOOKS for each in look(subject) if each.where]
     found += _row(subject, found)
     found.sort(key=lambda each: EFFECTS.index(each.effect))
     return Checked(" and ".join([type(model).__name__, *names]), tuple(found))
@@ -213,18 +213,15 @@ def _overridden(kind: type[torch.optim.Optimizer]) -> str:
 
 
 def _step_hooks(subject: _Subject) -> Iterator[Finding]:
-    hooked = tuple(
-        name for name, each in subject.optimizers if any(map(_has_others, step_hooks(each)))
+    hooked = (name for name, each in subject.optimizers if any(map(_has_others, step_hooks(each))))
+    yield Finding(
+        WAITS,
+        "a hook on the optimizer's step",
+        tuple(hooked),
+        "where a hook reads a gradient or a weight it waits for it, and that does not hide behind "
+        "the next forward",
+        "read in it what is needed and no more, or in every so many steps",
     )
-    if hooked:
-        yield Finding(
-            WAITS,
-            "a hook on the optimizer's step",
-            hooked,
-            "where a hook reads a gradient or a weight it waits for it, and that does not hide "
-            "behind the next forward",
-            "read in it what is needed and no more, or in every so many steps",
-        )
 
 
 def _gradient_hooks(subject: _Subject) -> Iterator[Finding]:
@@ -233,15 +230,14 @@ def _gradient_hooks(subject: _Subject) -> Iterator[Finding]:
         held: Any = parameter
         if _has_others(held._backward_hooks) or _has_others(held._post_accumulate_grad_hooks):
             hooked.append(name)
-    if hooked:
-        yield Finding(
-            WAITS,
-            "a hook on a gradient",
-            tuple(hooked),
-            "it gets this rank's own gradient, as under DDP, and the gradient is sent when it has "
-            "returned",
-            "keep the hook short; what needs the average belongs behind backward()",
-        )
+    yield Finding(
+        WAITS,
+        "a hook on a gradient",
+        tuple(hooked),
+        "it gets this rank's own gradient, as under DDP, and the gradient is sent when it has "
+        "returned",
+        "keep the hook short; what needs the average belongs behind backward()",
+    )
 
 
 def _has_others(hooks: Mapping[int, object] | None) -> bool:
@@ -254,38 +250,32 @@ def _has_others(hooks: Mapping[int, object] | None) -> bool:
 
 def _embeddings(subject: _Subject) -> Iterator[Finding]:
     named = sparse_embeddings(subject.model, subject.shared)
-    found = tuple(name or "the model" for name, _ in named)
-    if found:
-        yield Finding(
-            WAITS,
-            "an embedding with sparse gradients",
-            found,
-            "ranks gather the rows of its gradient at the end of backward, which hides behind "
-            "nothing; 'sharded' and delays refuse it",
-            "keep it where a step looks up few of many rows; else build it with sparse=False",
-        )
+    yield Finding(
+        WAITS,
+        "an embedding with sparse gradients",
+        tuple(name or "the model" for name, _ in named),
+        "ranks gather the rows of its gradient at the end of backward, which hides behind nothing; "
+        "'sharded' and delays refuse it",
+        "keep it where a step looks up few of many rows; else build it with sparse=False",
+    )
 
 
 def _scripts(subject: _Subject) -> Iterator[Finding]:
-    scripted = tuple(scripted_modules(subject.model))
     happens = "no step of the model is deferred to the next forward"
-    if scripted:
-        yield Finding(
-            WAITS,
-            "a TorchScript module",
-            scripted,
-            f"it reads weights unseen, so {happens}",
-            "use the eager module, or torch.compile",
-        )
-    asked = tuple(asked_parameters(subject.model))
-    if asked:
-        yield Finding(
-            WAITS,
-            "a parameter with its own __torch_function__",
-            asked,
-            f"its class is asked first what torch does, so {happens}",
-            "use plain parameters",
-        )
+    yield Finding(
+        WAITS,
+        "a TorchScript module",
+        tuple(scripted_modules(subject.model)),
+        f"it reads weights unseen, so {happens}",
+        "use the eager module, or torch.compile",
+    )
+    yield Finding(
+        WAITS,
+        "a parameter with its own __torch_function__",
+        tuple(asked_parameters(subject.model)),
+        f"its class is asked first what torch does, so {happens}",
+        "use plain parameters",
+    )
 
 
 def _buffers(subject: _Subject) -> Iterator[Finding]:
@@ -296,86 +286,73 @@ def _buffers(subject: _Subject) -> Iterator[Finding]:
         for name, each in subject.model.named_buffers()
         if name not in subject.ignored and not nn.parameter.is_lazy(each)
     ]
-    if held:
-        large = tuple(name for name, each in held if ride_of(each, torch.float32) is None)
-        travel = "".join(
-            f"; when rank 0 changes {name!r}, it is sent in a message of its own"
-            for name in large[:1]
-        )
-        yield Finding(
-            WAITS,
-            "buffers",
-            tuple(name for name, _ in held),
-            "each training forward begins with rank 0's, so ranks meet there in a message of a few "
-            f"bytes, under 'sharded' after the step{travel}",
-            "keep it where ranks need the same ones; else give broadcast_buffers=False, or name "
-            "constants in ignore=",
-        )
+    large = (name for name, each in held if ride_of(each, torch.float32) is None)
+    first = next(large, None)
+    travel = f"; when rank 0 changes {first!r}, it is sent in a message of its own"
+    yield Finding(
+        WAITS,
+        "buffers",
+        tuple(name for name, _ in held),
+        "each training forward begins with rank 0's, so ranks meet there in a message of a few "
+        f"bytes, under 'sharded' after the step{'' if first is None else travel}",
+        "keep it where ranks need the same ones; else give broadcast_buffers=False, or name "
+        "constants in ignore=",
+    )
 
 
 def _tied(subject: _Subject) -> Iterator[Finding]:
     trained = {id(each): name for name, each in subject.trained}
     named = subject.model.named_parameters(remove_duplicate=False)
-    tied = [
+    tied = (
         f"{trained[id(each)]} = {name}"
         for name, each in named
         if id(each) in trained and trained[id(each)] != name
-    ]
-    if tied:
-        yield Finding(
-            WAITS,
-            "a shared parameter",
-            tuple(tied),
-            "its gradient is sent once, after the last of its layers in backward",
-            "nothing, if they are meant to be one; a plan that is measured knows it",
-        )
+    )
+    yield Finding(
+        WAITS,
+        "a shared parameter",
+        tuple(tied),
+        "its gradient is sent once, after the last of its layers in backward",
+        "nothing, if they are meant to be one; a plan that is measured knows it",
+    )
 
 
 # -- what differs, and what costs ----------------------------------------------------------------
 
 
 def _replicated(subject: _Subject) -> Iterator[Finding]:
-    found = tuple(
-        name or "the model"
-        for name, module in subject.model.named_modules()
-        if isinstance(module, nn.DataParallel)
+    named = subject.model.named_modules()
+    found = (name for name, module in named if isinstance(module, nn.DataParallel))
+    yield Finding(
+        COSTS,
+        "a DataParallel",
+        tuple(name or "the model" for name in found),
+        "on a rank that sees several GPUs it copies all weights to each of them in every forward, "
+        "and one process drives them all; on others it does nothing",
+        "give the module inside (.module), and start one rank for each GPU",
     )
-    if found:
-        yield Finding(
-            COSTS,
-            "a DataParallel",
-            found,
-            "on a rank that sees several GPUs it copies all weights to each of them in every "
-            "forward, and one process drives them all; on others it does nothing",
-            "give the module inside (.module), and start one rank for each GPU",
-        )
 
 
 def _complex(subject: _Subject) -> Iterator[Finding]:
-    found = tuple(name for name, each in subject.trained if each.is_complex())
-    if found:
-        yield Finding(
-            DIFFERS,
-            "a complex parameter",
-            found,
-            "'sharded' refuses it, and a plan with 16 bits on the wire sends it whole",
-            "train by 'allreduce' or 'decoupled'",
-        )
+    yield Finding(
+        DIFFERS,
+        "a complex parameter",
+        tuple(name for name, each in subject.trained if each.is_complex()),
+        "'sharded' refuses it, and a plan with 16 bits on the wire sends it whole",
+        "train by 'allreduce' or 'decoupled'",
+    )
 
 
 def _shared_by_optimizers(subject: _Subject) -> Iterator[Finding]:
     held = [groups.trained_ids(each) for _, each in subject.optimizers]
-    found = tuple(
-        name for name, each in subject.trained if sum(id(each) in one for one in held) > 1
+    found = (name for name, each in subject.trained if sum(id(each) in one for one in held) > 1)
+    yield Finding(
+        DIFFERS,
+        "a parameter of several optimizers",
+        tuple(found),
+        "its shard is the first optimizer's, and a delay refuses it",
+        "give each parameter to one optimizer",
     )
-    if found:
-        yield Finding(
-            DIFFERS,
-            "a parameter of several optimizers",
-            found,
-            "its shard is the first optimizer's, and a delay refuses it",
-            "give each parameter to one optimizer",
-        )
 
 
 def _dtypes(subject: _Subject) -> Iterator[Finding]:

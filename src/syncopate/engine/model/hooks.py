@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 
 class ModelHook:
-    """A hook of a module; torch's copies of the module, however made, have one that does nothing."""
+    """A hook of a module; torch's copies of it, however made, have one that does nothing."""
 
     def __init__(self, function: Callable[..., Any] | None = None) -> None:
         # torch.compile has no business in it.
