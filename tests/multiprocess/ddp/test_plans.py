@@ -21,6 +21,7 @@ from syncopate.artifacts.timelines.gradients import name_of
 from syncopate.artifacts.workload import fingerprint
 from syncopate.engine.ddp.wrap import NO_PLAN, ddp
 from syncopate.engine.selfplan import cache
+from syncopate.engine.selfplan.contest import Contender
 from syncopate.engine.selfplan.start import facts_of_job
 from syncopate.errors import (
     ArtifactError,
@@ -201,8 +202,8 @@ def kept(rank: int, world_size: int, folder: str) -> tuple[list[str], list[int]]
         fast, slow = plan_for(model, world_size), plan_of(model, world_size)
         hosts = [os.uname().nodename] * world_size
         facts = facts_of_job("Sequential", fast.fingerprint, hosts, torch.device("cpu"))
-        turns = [cache.Turns(name="a", plan=slow, samples_s=(2.0, 2.1))]
-        turns.append(cache.Turns(name="b", plan=fast, samples_s=(1.0, 1.1)))
+        turns = [Contender("a", slow, [2.0, 2.1])]
+        turns.append(Contender("b", fast, [1.0, 1.1]))
         cluster = Cluster.flat(world_size, latency_s=1e-5, bandwidth_bytes_per_s=1e9)
         settled = cache.Settled(
             facts=facts | {"exchange": ""},

@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from syncopate.artifacts.cluster import robust_mean
 from syncopate.artifacts.plan import ALLREDUCE, DDP_FIRST_BUCKET_BYTES, Plan
 from syncopate.artifacts.workload import fingerprint
 from syncopate.collectives import Communicator
@@ -26,7 +25,8 @@ from syncopate.engine.checks.soundness import named_for, sound_model, tensor_fac
 from syncopate.engine.ddp.buckets import PlannedBuckets
 from syncopate.engine.ddp.group import group_of
 from syncopate.engine.ddp.hook import Carrier, carried_by_plan
-from syncopate.engine.selfplan.cache import Turns, find, path_of
+from syncopate.engine.selfplan.cache import find, path_of
+from syncopate.engine.selfplan.contest import Contender
 from syncopate.engine.selfplan.start import facts_of_job
 from syncopate.errors import EngineError, InvalidValueError
 from syncopate.units import MIB
@@ -195,11 +195,11 @@ def _kept(
         device = trainables[0].parameter.device
         facts = facts_of_job(type(module).__name__, fingerprint(tensors), hosts, device)
         for settled in find(facts):
-            own = Turns(name=settled.name, plan=settled.plan, samples_s=(settled.step_s,))
+            own = Contender(settled.name, settled.plan, [settled.step_s])
             turns = [one for one in (own, *settled.contest) if one.plan.exchange == ALLREDUCE]
             measured = [one for one in turns if one.samples_s]
             if measured:
-                best = min(measured, key=lambda one: robust_mean(one.samples_s))
+                best = min(measured, key=lambda one: one.step_s)
                 console.log(f"{best.name}, kept on {settled.date} ({path_of(settled.facts)})")
                 plan = best.plan
                 break

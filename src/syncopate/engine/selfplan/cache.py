@@ -22,7 +22,7 @@ from typing import ClassVar
 
 import msgspec
 
-from syncopate.artifacts.artifact import Artifact, Record
+from syncopate.artifacts.artifact import Artifact
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import Plan
 from syncopate.artifacts.workload import Workload
@@ -33,20 +33,6 @@ VARIABLE = "SYNCOPATE_CACHE"
 OFF = ("off", "0", "")
 
 _LOGGER = logging.getLogger("syncopate")
-
-
-class Turns(Record, frozen=True, kw_only=True):
-    """The durations of a contender's steps.
-
-    Attributes:
-        name: which contender.
-        plan: its plan, as it was expected before its first turn or after overlap was measured.
-        samples_s: its counted steps, in seconds.
-    """
-
-    name: str
-    plan: Plan
-    samples_s: tuple[float, ...]
 
 
 class Settled(Artifact, frozen=True, kw_only=True):
@@ -74,7 +60,7 @@ class Settled(Artifact, frozen=True, kw_only=True):
     workload: Workload
     cluster: Cluster
     date: str
-    contest: tuple[Turns, ...] = ()
+    contest: tuple[Contender, ...] = ()
 
 
 def folder() -> Path | None:
@@ -152,10 +138,7 @@ def keep(
             workload=workload,
             cluster=cluster,
             date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            contest=tuple(
-                Turns(name=one.name, plan=one.plan, samples_s=tuple(one.samples_s))
-                for one in contest
-            ),
+            contest=tuple(contest),
         )
     )
 

@@ -15,7 +15,9 @@ steps of a turn add up to its time.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from msgspec import Struct
 
 from syncopate.artifacts.cluster import robust_mean
 from syncopate.artifacts.plan import Plan
@@ -44,19 +46,18 @@ UNCOUNTED = 2
 """Steps at the beginning of every turn that do not count; see [Note: rounds]."""
 
 
-@dataclass
-class Contender:
+class Contender(Struct, forbid_unknown_fields=True):
     """A plan that competes.
 
     Attributes:
         name: what it is.
-        plan: the plan, with its prediction.
+        plan: the plan, with its prediction before its first turn, or after overlap was measured.
         samples_s: its counted steps so far, in seconds.
     """
 
     name: str
     plan: Plan
-    samples_s: list[float] = field(default_factory=list)
+    samples_s: list[float]
 
     @property
     def step_s(self) -> float:

@@ -110,7 +110,7 @@ class Comparison(Stepwise):
                 "now, cache=False measures again"
             )
         # With what this run takes: what it took in another says nothing of a change.
-        watch_over(self._engine, self._wishes, Contender(kept.name, kept.plan), None)
+        watch_over(self._engine, self._wishes, Contender(kept.name, kept.plan, []), None)
 
 
 def facts_of(

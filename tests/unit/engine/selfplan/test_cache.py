@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from syncopate.engine.selfplan import cache
+from syncopate.engine.selfplan.contest import Contender
 from tests.unit.engine.selfplan.test_contest import CLUSTER, DDP, WORKLOAD
 
 FACTS = {"model": "My Net/2", "ranks": "4", "hosts": "a a b b"}
@@ -25,7 +26,7 @@ def settled(**changes: str) -> cache.Settled:
         workload=WORKLOAD,
         cluster=CLUSTER,
         date="2026-01-01T00:00:00+00:00",
-        contest=(cache.Turns(name="a", plan=DDP, samples_s=(1.0, 2.0)),),
+        contest=(Contender("a", DDP, [1.0, 2.0]),),
     )
 
 

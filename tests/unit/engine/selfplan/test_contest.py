@@ -173,11 +173,11 @@ def test_what_the_user_asked_for_is_all_that_competes_with_ddp() -> None:
 
 def test_a_plan_that_trains_like_one_before_does_not_compete() -> None:
     same = replace(DDP, policy="another name")
-    assert proposals.distinct([rival("a"), Contender("b", same)]) == [rival("a")]
+    assert proposals.distinct([rival("a"), Contender("b", same, [])]) == [rival("a")]
     moved = replace(DDP, channels=2)
-    assert len(proposals.distinct([rival("a"), Contender("b", moved)])) == 2
+    assert len(proposals.distinct([rival("a"), Contender("b", moved, [])])) == 2
     other = replace(DDP, buckets=DDP.buckets[::-1])
-    assert len(proposals.distinct([rival("a"), Contender("b", other)])) == 2
+    assert len(proposals.distinct([rival("a"), Contender("b", other, [])])) == 2
 
 
 def test_measured_interference_brings_a_plan_of_its_own_and_new_expectations() -> None:
@@ -296,7 +296,8 @@ def test_what_the_plan_before_was_expected_to_take_stands_where_its_algorithm_wa
 
 def test_the_most_promising_compete_and_ddp_always() -> None:
     found = proposed(ABLE)
-    found += [Contender(f"{one.name} again", one.plan) for one in found if one.name != contest.DDP]
+    others = [one for one in found if one.name != contest.DDP]
+    found += [Contender(f"{one.name} again", one.plan, []) for one in others]
     kept = proposals.promising(found)
     assert len(kept) == 1 + contest.MOST < len(found)
     assert kept[0].name == contest.DDP

@@ -33,7 +33,7 @@ def test_what_became_slower_and_what_came_of_it() -> None:
     assert both.endswith("(messages and computation take longer)")
     assert log_lines.slower(0.1, 0.25, ()).endswith("100.00 ms")
 
-    old, new = Contender("small", examples.plan()), replace(examples.plan(), channels=2)
+    old, new = Contender("small", examples.plan(), []), replace(examples.plan(), channels=2)
     defends = Contender(BEFORE, old.plan, [0.3])
     replaced = log_lines.replanned(Contender("large", new, [0.2]), old, defends, 2.0)
     assert replaced.startswith("large (")

@@ -150,10 +150,12 @@ def proposals(
         PlanError: no plan can be made.
     """
     workload = with_forward(workload)
-    found = [Contender(name, _predicted(plan, workload, cluster)) for name, plan in known.items()]
+    found = [
+        Contender(name, _predicted(plan, workload, cluster), []) for name, plan in known.items()
+    ]
     for name, make in makers(wishes, able).items():
         if (plan := make(workload, cluster)) is not None:
-            found.append(Contender(name, plan))
+            found.append(Contender(name, plan, []))
     return promising(distinct(found))
 
 
@@ -215,7 +217,7 @@ def with_interference(
     if cluster.interference != Interference() and wishes.takes(ALLREDUCE):
         policy, channels = wishes.policy or "optimal", wishes.channels or 1
         plan = make_plan(workload, cluster, policy, exchange=ALLREDUCE, channels=channels)
-        again.append(Contender(MEASURED, plan))
+        again.append(Contender(MEASURED, plan, []))
     return distinct(again)
 
 

@@ -77,7 +77,7 @@ class Again(SelfPlanner):
     ) -> None:
         super().__init__(engine, wishes, {}, self._watch)
         self._before = {BEFORE: before.plan}
-        self._at_work, self._known = Contender(before.name, before.plan), cluster
+        self._at_work, self._known = Contender(before.name, before.plan, []), cluster
         self._change, self._quiet = asked
         self._slower = ""
 
