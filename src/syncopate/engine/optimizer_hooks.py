@@ -47,11 +47,7 @@ _ordering: list[RemovableHandle] = []
 def register(
     optimizer: Optimizer, begins: Callable[..., None], ends: Callable[..., None]
 ) -> Innermost:
-    """Call ``begins`` before and ``ends`` after every update of ``optimizer``, as its step hooks.
-
-    Returns:
-        What removes them.
-    """
+    """Call ``begins`` before and ``ends`` after every update of ``optimizer``, as step hooks."""
     made = Innermost(
         optimizer.register_step_pre_hook(begins), optimizer.register_step_post_hook(ends)
     )

@@ -223,9 +223,7 @@ class Buffers:
     def put(self, names: Iterable[str], *, replace: bool = False) -> None:
         """Give this rank's buffers ``names`` the values that are kept.
 
-        Args:
-            names: which.
-            replace: whether one of another form is replaced, or left as it is.
+        One of another form is left as it is, or replaced where ``replace`` says so.
         """
         tensors, values = [], []
         for name in names:

@@ -1,5 +1,8 @@
 """Proposals: the plans that compete, made and predicted; the work of ``process``.
 
+Workloads are as measured here. So are clusters, with curves, and with the interference as soon as
+it is known.
+
 [Note: plans that need no measurement]
 Small buckets in rings, scattered and gathered on two channels in turn, are close to the best plan
 of most models on most networks. Such a plan takes the first turn, before anything is measured: so
@@ -64,11 +67,7 @@ Maker = Callable[[Workload, Cluster], Plan | None]
 def unmeasured(model: str, tensors: Tensors, world_size: int, wishes: Wishes) -> Plan | None:
     """Return the plan of [Note: plans that need no measurement]; None where another is asked for.
 
-    Args:
-        model: what to call the model.
-        tensors: every gradient, in the order in which they are ready.
-        world_size: number of ranks.
-        wishes: what the user wants.
+    The gradients are in the order in which they are ready.
     """
     if wishes.policy is not None or not wishes.takes(DECOUPLED):
         return None
@@ -138,13 +137,8 @@ def proposals(
 ) -> list[Contender]:
     """Return the plans worth a turn, each once, the known ones first.
 
-    Args:
-        workload: as measured.
-        cluster: with curves; its interference is what overlap is taken to cost.
-        wishes: what the user wants.
-        known: those that take a turn in any case, by name: DDP's buckets in true ready order, and
-            the plan before where a training plans again.
-        able: what the optimizers allow.
+    Those take a turn in any case: DDP's buckets in true ready order, and the plan before where a
+    training plans again. Overlap is taken to cost what the cluster's interference says.
 
     Raises:
         PlanError: no plan can be made.
@@ -202,14 +196,7 @@ def _in_order(workload: Workload) -> list[tuple[str, int, str]]:
 def with_interference(
     running: Sequence[Contender], workload: Workload, cluster: Cluster, wishes: Wishes
 ) -> list[Contender]:
-    """Return the contenders as a measured interference expects them, and the plan made for it.
-
-    Args:
-        running: the contenders that are left.
-        workload: as measured.
-        cluster: with curves and the interference measured.
-        wishes: what the user wants.
-    """
+    """Return the contenders as a measured interference expects them, and the plan made for it."""
     again = [
         Contender(one.name, _predicted(one.plan, workload, cluster), one.samples_s)
         for one in running
@@ -226,11 +213,7 @@ def explained(
 ) -> Contender:
     """Return a contender as the others' turns let expect it; see [Note: unexplained time].
 
-    Args:
-        one: the contender to predict.
-        everyone: all that took turns.
-        workload: as measured.
-        cluster: with curves and the interference measured.
+    Everyone is all that took turns.
     """
     others = [other for other in everyone if other.name != one.name]
     beyond_s = _beyond_s(others, workload, cluster)
@@ -246,12 +229,6 @@ def gain_of_sharded(
 
     It is 0 where that is less than ``SHARDED_GAIN``, or than predictions of what took turns were
     off, what is unexplained added to all of them.
-
-    Args:
-        best: the plan that stays, with its samples.
-        everyone: all that took turns.
-        workload: as measured.
-        cluster: with curves and the interference measured.
     """
     plan = _in_rings(with_forward(workload), cluster, filled_to(2 * MIB), 2, SHARDED)
     beyond_s = _beyond_s(everyone, workload, cluster)
