@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from syncopate.collectives.messages.piggyback import ride_of
+from syncopate.engine.buckets import dtype_name
 from syncopate.engine.checkpoint import listed
 from syncopate.engine.checks import soundness
 from syncopate.engine.checks.findings import (
@@ -356,16 +357,14 @@ def _shared_by_optimizers(subject: _Subject) -> Iterator[Finding]:
 
 
 def _dtypes(subject: _Subject) -> Iterator[Finding]:
-    by_dtype: dict[torch.dtype, str] = {}
+    by_dtype: dict[str, str] = {}
     for name, parameter in subject.trained:
-        by_dtype.setdefault(parameter.dtype, name)
+        by_dtype.setdefault(dtype_name(parameter), name)
     if len(by_dtype) > 1:
         yield Finding(
             COSTS,
             "several dtypes",
-            tuple(
-                f"{name}: {str(dtype).removeprefix('torch.')}" for dtype, name in by_dtype.items()
-            ),
+            tuple(f"{name}: {dtype}" for dtype, name in by_dtype.items()),
             "a bucket of several dtypes is sent in a message for each",
             "keep trained parameters in one dtype, with autocast for the others",
         )
