@@ -69,13 +69,11 @@ class Readiness:
         held: launch every bucket at the end of backward and time the gradients.
         listeners: called with each :class:`Step` when its backward has been synchronised, on every
             rank alike, and so free to communicate.
-        communicator: as given.
         announce: called before each exchange, where ranks may run out of inputs.
         watch: sees every step, and asks for a new plan; None where no plan is watched.
         clock: stamps the steps.
         rows: averages the gradients that have rows.
-        step: the stamps of the step that is under way; its number says how many are over, and its
-            update is that since the last backward.
+        step: the stamps of the step that is under way; its number says how many are over.
     """
 
     def __init__(
