@@ -11,9 +11,10 @@ from functools import partial
 from syncopate.artifacts.plan import ALLREDUCE, DECOUPLED, ROOTED, SERVED, SHARDED, Plan
 from syncopate.engine.exchange.delay import averaged, behind_steps, periodic_pull
 from syncopate.engine.exchange.delay.shards import OwnMasters, UnmixedGradients
-from syncopate.engine.exchange.model_buffers import InForward, InForwardAside, InStep, Kept
+from syncopate.engine.exchange.layout import Owner
+from syncopate.engine.exchange.model_buffers import InForward, InStep
 from syncopate.engine.exchange.notes import RidingNotes, SentNotes
-from syncopate.engine.exchange.parts import Alike, Row, Whole
+from syncopate.engine.exchange.parts import Local, ModelBuffers, Row, Update
 from syncopate.engine.exchange.proxies.lazy_gradients import AwaitedGradients
 from syncopate.engine.exchange.proxies.partial_gradients import PartialGradients
 from syncopate.engine.exchange.proxies.whole_gradients import WholeGradients
@@ -24,7 +25,7 @@ from syncopate.engine.exchange.push.reduced import Reduced
 from syncopate.engine.exchange.serving import asynchronous, delayed, gradients, served
 from syncopate.engine.exchange.serving.servers import Servers
 from syncopate.engine.exchange.serving.state import ServedState
-from syncopate.engine.exchange.shares import AtRoot, Elsewhere, Everywhere, Halves, Spread
+from syncopate.engine.exchange.shares import AtRoot, Elsewhere, Halves, Spread
 from syncopate.engine.exchange.update.deferral import DeferredUpdate
 from syncopate.engine.exchange.update.sharded_update import PieceUpdate
 
@@ -41,7 +42,7 @@ _sharded = Row(
     update=PieceUpdate,
     pull=PulledWeights,
     buffers=InStep,
-    local=Alike,
+    local=Local,
 )
 
 _served = _sharded._replace(
@@ -54,14 +55,14 @@ _served = _sharded._replace(
 
 KINDS: dict[str, Row] = {
     ALLREDUCE: Row(
-        owner=Everywhere,
+        owner=Owner,
         push=Reduced,
         notes=RidingNotes,
         gradients=WholeGradients,
-        update=Whole,
+        update=Update,
         pull=FromRank0,
         buffers=InForward,
-        local=Alike,
+        local=Local,
     ),
     DECOUPLED: Row(
         owner=Halves,
@@ -70,8 +71,8 @@ KINDS: dict[str, Row] = {
         gradients=AwaitedGradients,
         update=DeferredUpdate,
         pull=PulledAverages,
-        buffers=InForwardAside,
-        local=Alike,
+        buffers=partial(InForward, aside=True),
+        local=Local,
     ),
     SHARDED: _sharded,
     ROOTED: _sharded._replace(owner=AtRoot),
@@ -80,7 +81,7 @@ KINDS: dict[str, Row] = {
         push=asynchronous.UntoldPush,
         gradients=gradients.UntoldGradients,
         pull=partial(PulledWeights, source=partial(served.FromServers, all_trained=True)),
-        buffers=Kept,
+        buffers=ModelBuffers,
         local=asynchronous.SharedWeights,
     ),
     DELAYED: _sharded._replace(
@@ -106,7 +107,7 @@ KINDS: dict[str, Row] = {
         local=partial(periodic_pull.LateWeights, masters=delayed.ServersMasters),
     ),
     AVERAGED: Row(
-        owner=Everywhere,
+        owner=Owner,
         push=averaged.WarmUpPush,
         notes=RidingNotes,
         gradients=averaged.OwnGradients,

@@ -87,17 +87,27 @@ class Traffic:
         return found
 
 
-class Owner(Protocol):
-    """Says which rank owns what of each message: averages its sums, and may update its weights."""
+class Owner:
+    """Says which rank owns what of each message: averages its sums, and may update its weights.
+
+    By default every rank owns all of it, as an all-reduce leaves it.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self._ranks = layout.communicator
 
     def place(self, trainable: Trainable) -> Place:
         """Return where in its bucket a gradient lies."""
+        return Place()
 
     def cut(self, buckets: Sequence[BucketBuffers]) -> None:
         """Say in the messages of ``buckets`` where each rank's share begins, and at which root."""
 
     def own(self, message: Message) -> tuple[int, int]:
         """Return this rank's range of ``message.gradients``: the first, and one past the last."""
+        if message.bounds is None:
+            return 0, message.gradients.numel()
+        return message.bounds[self._ranks.rank], message.bounds[self._ranks.rank + 1]
 
 
 class Layout:

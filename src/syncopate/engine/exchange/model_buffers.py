@@ -2,8 +2,8 @@
 
 ``InForward``: as in DDP, a training forward begins with rank 0's buffers, as they are then, and
 until then every rank has its own. Where gradients accumulate, the first forward begins so.
-``InStep``: the ranks agree at the end of a step, and forwards meet no other rank. ``Kept``: every
-rank keeps its own.
+``InStep``: the ranks agree at the end of a step, and forwards meet no other rank. ``ModelBuffers``
+itself: every rank keeps its own.
 """
 
 from __future__ import annotations
@@ -29,10 +29,17 @@ def agree(layout: Layout, channel: int = 0, *, leave_own: bool = False) -> None:
 
 
 class InForward(ModelBuffers):
-    """Ranks meet as a training forward begins, where the model has buffers."""
+    """Ranks meet as a training forward begins, where the model has buffers.
 
-    def __init__(self, layout: Layout) -> None:
+    Args:
+        layout: of the exchange.
+        aside: whether they meet on a channel of its own: on the others gathers are under way.
+    """
+
+    def __init__(self, layout: Layout, *, aside: bool = False) -> None:
         self._layout = layout
+        self._channel = layout.plan.channels if aside and layout.buffers.exchanged else 0
+        layout.communicator.widen(self._channel + 1)
         layout.lend(layout.notes, "puts", self._puts)
 
     @property
@@ -42,26 +49,13 @@ class InForward(ModelBuffers):
 
     def forward_begins(self) -> None:
         """Exchange buffers with all ranks, which begin a forward too."""
-        agree(self._layout, leave_own=True)
+        agree(self._layout, self._channel, leave_own=True)
 
     def _puts(self) -> bool:
         """Let the next forward put the buffers that came in place; until then they stay."""
         buffers = self._layout.buffers
         buffers.late = self._layout.communicator.rank != buffers.source
         return False
-
-
-class InForwardAside(InForward):
-    """The same on a channel of its own: on the others gathers are under way."""
-
-    def __init__(self, layout: Layout) -> None:
-        super().__init__(layout)
-        self._channel = layout.plan.channels if layout.buffers.exchanged else 0
-        layout.communicator.widen(self._channel + 1)
-
-    def forward_begins(self) -> None:
-        """Exchange buffers with all ranks, which begin a forward too."""
-        agree(self._layout, self._channel, leave_own=True)
 
 
 class InStep(ModelBuffers):
@@ -78,10 +72,3 @@ class InStep(ModelBuffers):
     def step_ends(self, stepped: Stepped) -> None:
         """Agree on the buffers with all ranks, which end the same step."""
         agree(self._layout)
-
-
-class Kept(ModelBuffers):
-    """Every rank keeps its own."""
-
-    def __init__(self, layout: Layout) -> None:
-        """Need nothing of the layout."""

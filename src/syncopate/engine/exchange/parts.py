@@ -6,8 +6,6 @@ for other ranks raise CollectiveError where one is lost or late; methods that re
 EngineError.
 """
 
-# ruff: noqa: B027  (a part does nothing in a call that it does not need)
-
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
@@ -40,7 +38,14 @@ class Stepped(NamedTuple):
     parts: frozenset[int] = frozenset()
 
 
-class Push(ABC):
+class Part:
+    """A part of an exchange."""
+
+    def __init__(self, layout: Layout) -> None:
+        """Need nothing of the layout."""
+
+
+class Push(Part, ABC):
     """Brings gradients to the ranks that update by them."""
 
     def begin(self) -> None:
@@ -62,7 +67,7 @@ class Push(ABC):
         """Wait for the work that a step left behind it."""
 
 
-class Gradients(ABC):
+class Gradients(Part, ABC):
     """What ``parameter.grad`` is between a backward and the next.
 
     Attributes:
@@ -92,8 +97,8 @@ class Gradients(ABC):
         """Note that every parameter has its gradient of this backward."""
 
 
-class Update:
-    """Updates weights in an optimizer's step.
+class Update(Part):
+    """Updates weights in an optimizer's step; every rank updates all of them by default.
 
     Attributes:
         whole: whether every rank updates all weights, and has all of the optimizer's state.
@@ -128,7 +133,7 @@ class Update:
         """Give optimizers whole state; all ranks call it."""
 
 
-class Pull:
+class Pull(Part):
     """Brings updated weights, or averages, to every rank.
 
     Attributes:
@@ -156,8 +161,11 @@ class Pull:
         """Give every parameter memory of its own."""
 
 
-class ModelBuffers:
-    """Says when all ranks get the buffers of one, such as the statistics of normalisation."""
+class ModelBuffers(Part):
+    """Says when all ranks get the buffers of one, such as the statistics of normalisation.
+
+    By default they never do: every rank keeps its own.
+    """
 
     @property
     def meets_in_forward(self) -> bool:
@@ -171,7 +179,7 @@ class ModelBuffers:
         """End a step, as all ranks do."""
 
 
-class Local:
+class Local(Part):
     """The weights that a rank has of its own; none by default."""
 
     @contextmanager
@@ -221,17 +229,3 @@ class Row(NamedTuple):
     buffers: Callable[[Layout], ModelBuffers]
     local: Callable[[Layout], Local]
     notes: Callable[[Layout], Trailer]
-
-
-class Whole(Update):
-    """Every rank updates all weights in the optimizer's own step."""
-
-    def __init__(self, layout: Layout) -> None:
-        """Need nothing of the layout."""
-
-
-class Alike(Local):
-    """Every rank has the same weights."""
-
-    def __init__(self, layout: Layout) -> None:
-        """Need nothing of the layout."""

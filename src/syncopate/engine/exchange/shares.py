@@ -1,6 +1,6 @@
 """Shares: which rank owns what of each bucket: it averages the sums there, and may update weights.
 
-``Everywhere``: every rank owns all of it, as an all-reduce leaves it.
+``Owner`` itself: every rank owns all of it, as an all-reduce leaves it.
 
 ``Halves``: each rank an equal range, of which it makes averages that all of them gather.
 
@@ -29,35 +29,17 @@ from msgspec import structs
 
 from syncopate.artifacts.workload import TENSOR
 from syncopate.engine.buckets import BucketBuffers, FlatBuffer, Message, Place, Trainable
-from syncopate.engine.exchange.layout import Layout
+from syncopate.engine.exchange.layout import Layout, Owner
 from syncopate.errors import EngineError
 from syncopate.schedules.base import chunk_offsets
 from syncopate.schedules.shards import adjoined, cut_between, cut_by, levelling, whole_owners
 
 
-class Everywhere:
-    """Every rank owns all of every message."""
-
-    def __init__(self, layout: Layout) -> None:
-        """Need nothing of the layout."""
-
-    def place(self, trainable: Trainable) -> Place:
-        """Let all gradients of one dtype share a flat buffer."""
-        return Place()
-
-    def cut(self, buckets: Sequence[BucketBuffers]) -> None:
-        """Leave messages as they are."""
-
-    def own(self, message: Message) -> tuple[int, int]:
-        """Return all of it."""
-        return 0, message.gradients.numel()
-
-
-class Halves:
+class Halves(Owner):
     """Each rank owns an equal range, between the two halves of an all-reduce."""
 
     def __init__(self, layout: Layout) -> None:
-        self._ranks = layout.communicator
+        super().__init__(layout)
         self._given: dict[int, int] = {}
         for place, optimizer in enumerate(layout.optimizers):
             for group in optimizer.param_groups:
@@ -70,26 +52,25 @@ class Halves:
 
     def cut(self, buckets: Sequence[BucketBuffers]) -> None:
         """Cut each message that is gathered into equal ranges."""
-        for message in _messages(buckets):
-            if message.pull is not None:
-                message.bounds = chunk_offsets(message.gradients.numel(), self._ranks.world_size)
-
-    def own(self, message: Message) -> tuple[int, int]:
-        """Return this rank's range; all of it where nothing is gathered."""
-        return _bounded(message, self._ranks.rank)
+        for part in chain(*(bucket.parts for bucket in buckets)):
+            for message in part.messages:
+                if message.pull is not None:
+                    numel = message.gradients.numel()
+                    message.bounds = chunk_offsets(numel, self._ranks.world_size)
 
 
-class _Owned:
+class _Owned(Owner):
     """What owners of weights have in common: one flat buffer for each optimizer."""
 
     def __init__(self, layout: Layout) -> None:
+        super().__init__(layout)
         for trainable in layout.trainables:
             if trainable.parameter.is_complex():
                 raise EngineError(
                     f"{trainable.name!r} is complex, which the {layout.plan.exchange} exchange "
                     "does not carry; use exchange='allreduce'"
                 )
-        self._trained, self._ranks = layout.trained, layout.communicator
+        self._trained = layout.trained
 
     def place(self, trainable: Trainable) -> Place:
         """Keep parameters of several optimizers apart, which step at several times."""
@@ -142,10 +123,6 @@ class Spread(_Owned):
             inside = (min(max(bound, message.start), message.stop) for bound in bounds)
             message.bounds = tuple(bound - message.start for bound in inside)
 
-    def own(self, message: Message) -> tuple[int, int]:
-        """Return this rank's share; all of it where it is replicated."""
-        return _bounded(message, self._ranks.rank)
-
 
 class AtRoot(_Owned):
     """The root of a bucket owns all of it."""
@@ -168,22 +145,9 @@ class AtRoot(_Owned):
 class Elsewhere(_Owned):
     """Servers own all of every message."""
 
-    def cut(self, buckets: Sequence[BucketBuffers]) -> None:
-        """Leave messages as they are."""
-
     def own(self, message: Message) -> tuple[int, int]:
         """Return nothing of what is pulled."""
         return 0, message.gradients.numel() if message.pull is None else 0
-
-
-def _messages(buckets: Sequence[BucketBuffers]) -> list[Message]:
-    return [m for bucket in buckets for part in bucket.parts for m in part.messages]
-
-
-def _bounded(message: Message, rank: int) -> tuple[int, int]:
-    if message.bounds is None:
-        return 0, message.gradients.numel()
-    return message.bounds[rank], message.bounds[rank + 1]
 
 
 class Shares:
