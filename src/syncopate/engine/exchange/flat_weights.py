@@ -125,7 +125,7 @@ class FlatWeights:
 
     def renewed(self) -> None:
         """Let older autograd graphs notice that all parameters changed."""
-        torch.autograd.graph.increment_version([t.parameter for t in self._layout.trainables])
+        weights.renew([trainable.parameter for trainable in self._layout.trainables])
 
     def give_back(self) -> None:
         """Give every parameter memory of its own."""

@@ -6,8 +6,7 @@ is an object that they share (:meth:`Layout.shared`), made when the first of the
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -131,6 +130,7 @@ class Layout:
         grads: per parameter what its gradient becomes, on the memory of its bucket.
         places: per parameter its flat buffer, and its place among those there.
         pulled_in: buckets of the plan in the order in which they are pulled.
+        pulled: the pulled messages and their flat buffers in that order: what forward needs first.
         traffic: what the iteration launched.
         scale: averages are sums times this.
         complete: finishes the exchange of gradients that is under way; set by the engine.
@@ -177,6 +177,9 @@ class Layout:
                 self.grads[trainable.index] = part.grads[place]
                 self.places[trainable.index] = (part, place)
         self.pulled_in = pulled_in(self.plan.pull_order, len(self.plan.buckets))
+        turns = {bucket: turn for turn, bucket in enumerate(self.pulled_in)}
+        pulled = [(part, m) for part in self.parts for m in part.messages if m.pull is not None]
+        self.pulled = sorted(pulled, key=lambda one: turns[one[1].bucket])
 
     def shared(self, kind: Callable[[Layout], T]) -> T:
         """Return the one ``kind(self)`` of this exchange, made when it is first asked for."""
@@ -221,16 +224,6 @@ class Layout:
         """
         return trained_by(self.trainables, self.optimizers)
 
-    @property
-    def pulled(self) -> Iterator[tuple[FlatBuffer, Message]]:
-        """The pulled messages, in the plan's order: first what forward needs first."""
-        messages: dict[int, list[tuple[FlatBuffer, Message]]] = defaultdict(list)
-        for part in self.parts:
-            for message in part.messages:
-                messages[message.bucket].append((part, message))
-        ordered = chain(*(messages[index] for index in self.pulled_in))
-        return ((part, message) for part, message in ordered if message.pull is not None)
-
 
 class Work(Protocol):
     """A collective, or other work, that brings weights."""
@@ -249,10 +242,5 @@ def arrived(handle: Work) -> None:
         handle.wait()
 
 
-def always() -> bool:
-    """Return True, where no part says otherwise."""
-    return True
-
-
-def nothing() -> None:
+def nothing(*_: object) -> None:
     """Do nothing, where no part says otherwise."""

@@ -273,7 +273,6 @@ class OwnWeights(parts.Local):
 
     @torch.no_grad()
     def _put(self, weights: Sequence[Tensor]) -> None:
-        """Give parameters these values."""
         for trainable, values in zip(self._layout.trainables, weights, strict=True):
             trainable.parameter.copy_(values)
 

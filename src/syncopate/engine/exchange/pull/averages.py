@@ -32,7 +32,7 @@ from syncopate.engine.exchange.layout import Launched, Layout
 from syncopate.engine.exchange.notes import SentNotes
 from syncopate.engine.exchange.parts import Pull
 from syncopate.engine.exchange.pull.flights import Flight, Flights, Waiter
-from syncopate.engine.exchange.push.reduced import Averaging, Averagings
+from syncopate.engine.exchange.push.reduced import Averaging, averagings
 from syncopate.schedules.base import chunk_offsets
 
 
@@ -50,7 +50,7 @@ class Squares:
 
     def __init__(self, layout: Layout) -> None:
         assert isinstance(layout.notes, SentNotes)
-        self._layout, self._averagings = layout, layout.shared(Averagings)
+        self._layout, self._averagings = layout, layout.shared(averagings)
         self.sums = layout.notes.beside
         self._pieces = {
             id(message): self._own_pieces(part, message)
@@ -85,8 +85,7 @@ class Squares:
         indices: list[int] = []
         pieces: list[Tensor] = []
         for launched in self._layout.traffic.pushes:
-            averaging = self._averagings.of[id(launched.message)]
-            averaging()
+            self._averagings[id(launched.message)]()
             for index, start, stop in self._pieces[id(launched.message)]:
                 indices.append(index)
                 pieces.append(launched.message.gradients[start:stop])
@@ -101,9 +100,8 @@ class PulledAverages(Pull):
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        self._averagings, self._flights = layout.shared(Averagings), layout.shared(Flights)
+        self._averagings, self._flights = layout.shared(averagings), layout.shared(Flights)
         layout.shared(Squares)
-        self._pulled = list(layout.pulled)
         self._narrow = {
             id(part): torch.empty_like(part.wire, dtype=part.wire_dtype)
             for part in layout.parts
@@ -131,7 +129,7 @@ class PulledAverages(Pull):
     def pushed(self) -> None:
         """Launch the gathers in the order in which forward needs them."""
         flights = {id(one.part): Flight(one.part) for one in self._layout.traffic.pushes}
-        for part, message in self._pulled:
+        for part, message in self._layout.pulled:
             self._gather(flights[id(part)], message)
         for launched in self._layout.traffic.pushes:
             if launched.message.pull is None:
@@ -142,7 +140,7 @@ class PulledAverages(Pull):
         """Launch the gather of what ``message`` carries of a flight."""
         assert message.pull is not None
         assert message.bounds is not None
-        part, averaging = flight.part, self._averagings.of[id(message)]
+        part, averaging = flight.part, self._averagings[id(message)]
         on_device, ranks = part.gradients.is_cuda, self._layout.communicator
         carried, before = message.gradients, averaging
         if (narrow := self._narrow.get(id(part))) is not None:

@@ -15,6 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,14 +28,12 @@ from syncopate.engine.exchange.proxies import averages, weights
 from syncopate.errors import EngineError
 
 
+@dataclass(eq=False)
 class Flight:
     """One flat buffer on its way.
 
-    Args:
-        part: the flat buffer.
-
     Attributes:
-        part: as given.
+        part: the flat buffer.
         works: what to wait for.
         unpacking: brings averages that came in fewer bits into their places; all ranks take them,
             their owner too.
@@ -44,14 +43,13 @@ class Flight:
         landing: whether a thread sees to it, now that it has come.
     """
 
-    def __init__(self, part: FlatBuffer) -> None:
-        self.part = part
-        self.works: list[Callable[[], object]] = []
-        self.unpacking: list[Callable[[], object]] = []
-        self.actions: list[Callable[[], object]] = []
-        self.awaited: list[Tensor] = []
-        self.steps = False
-        self.landing = False
+    part: FlatBuffer
+    works: list[Callable[[], object]] = field(default_factory=list)
+    unpacking: list[Callable[[], object]] = field(default_factory=list)
+    actions: list[Callable[[], object]] = field(default_factory=list)
+    awaited: list[Tensor] = field(default_factory=list)
+    steps: bool = False
+    landing: bool = False
 
 
 class Flights:

@@ -64,7 +64,6 @@ class PulledWeights(Pull):
     def __init__(self, layout: Layout, source: Callable[[Layout], Source] = FromOwners) -> None:
         self._layout = layout
         self._weights = layout.shared(FlatWeights)
-        self._pulled = list(layout.pulled)
         self._source = source(layout)
 
     def pushed(self) -> None:
@@ -77,7 +76,7 @@ class PulledWeights(Pull):
             if part.replicated and id(part) in stepped.parts:
                 weights.renew(part.parameters)
         with self._weights.arriving:  # no look takes one message of a flat buffer for all of it
-            for part, message in self._pulled:
+            for part, message in self._layout.pulled:
                 if id(part) in stepped.parts:
                     self._source.bring(part, message)
         if self._weights.compiled:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from syncopate.engine.buckets import BucketBuffers, FlatBuffer, in_turn
-from syncopate.engine.exchange.layout import Layout, always
+from syncopate.engine.exchange.layout import Layout
 from syncopate.units import MIB
 
 ASIDE_BYTES = 2 * MIB
@@ -34,8 +34,8 @@ class Gathering:
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._copies: list[Callable[[], object]] = []
-        self.wanted: Callable[[], bool] = always
-        self.keeping: Callable[[FlatBuffer], Calls] = _nothing
+        self.wanted: Callable[[], bool] = lambda: True
+        self.keeping: Callable[[FlatBuffer], Calls] = lambda part: ()
 
     def begin(self) -> None:
         """Begin a backward."""
@@ -76,8 +76,3 @@ class Gathering:
         """Wait for what this backward gathers aside."""
         for copied in self._copies:
             copied()
-
-
-def _nothing(part: FlatBuffer) -> Calls:
-    """No copy of this rank's own gradient is kept."""
-    return ()

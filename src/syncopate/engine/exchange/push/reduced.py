@@ -53,22 +53,9 @@ class Averaging:
                     self.sums.mul_(self._scale)
 
 
-class Averagings:
-    """What makes averages of the sums of the last backward.
-
-    Attributes:
-        of: identity of a message -> what makes averages of it, in launch order.
-    """
-
-    def __init__(self, layout: Layout) -> None:
-        self._layout = layout
-        self.of: dict[int, Averaging] = {}
-
-    def add(self, launched: Launched) -> None:
-        """Note a collective that is under way."""
-        message = launched.message
-        scale = None if launched.part.averaged_before else self._layout.scale
-        self.of[id(message)] = Averaging(launched, self._layout.owner.own(message), scale)
+def averagings(layout: Layout) -> dict[int, Averaging]:
+    """Return what is to hold, by identity of a message, what makes averages of its sums."""
+    return {}
 
 
 class Reduced(Push):
@@ -77,7 +64,7 @@ class Reduced(Push):
     def __init__(self, layout: Layout) -> None:
         self._layout, self._notes = layout, layout.notes
         self._gathering = layout.shared(Gathering)
-        self._averagings = layout.shared(Averagings)
+        self._averagings = layout.shared(averagings)
 
     def push(self, bucket: BucketBuffers, note: Note | None = None, *, empty: bool = False) -> None:
         """Launch the gradients of ``bucket``, and behind the last one what this rank says."""
@@ -122,7 +109,9 @@ class Reduced(Push):
         )
         launched = Launched(part, message, handle)
         self._layout.traffic.pushes.append(launched)
-        self._averagings.add(launched)
+        own = self._layout.owner.own(message)
+        scale = None if part.averaged_before else self._layout.scale
+        self._averagings[id(message)] = Averaging(launched, own, scale)
 
     def wait(self) -> Said:
         """Wait for every message, in launch order, averaging each while later ones travel."""
@@ -133,6 +122,6 @@ class Reduced(Push):
     def average(self) -> Said:
         """Make averages of all that this rank owns, and return what the ranks said."""
         with explaining():
-            for averaging in () if self._notes.averages else self._averagings.of.values():
+            for averaging in () if self._notes.averages else self._averagings.values():
                 averaging()
         return self._notes.hear()

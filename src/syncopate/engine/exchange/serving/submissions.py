@@ -24,7 +24,7 @@ from torch import Tensor
 from syncopate.collectives.store import StoreHandle
 from syncopate.engine.buckets import FlatBuffer, Message
 from syncopate.engine.exchange.flat_weights import FlatWeights
-from syncopate.engine.exchange.layout import Launched, Layout
+from syncopate.engine.exchange.layout import Launched, Layout, nothing
 from syncopate.engine.exchange.serving.servers import trained_indices
 from syncopate.errors import EngineError
 
@@ -79,7 +79,7 @@ class Submissions:
         self.open = self.broken = False
         self.rates: dict[str, float] = {}
         self.trained = trained_indices(layout.trainables, self._servers.optimizer)
-        self.settled: Callable[[FlatBuffer], None] = _nothing
+        self.settled: Callable[[FlatBuffer], None] = nothing
         self._leaving: dict[int, Transfer] = {}
         turns = len(layout.pulled_in)
         self._priority = {bucket: turns - turn for turn, bucket in enumerate(layout.pulled_in)}
@@ -259,10 +259,6 @@ class Submissions:
                     "when backward began to send its gradients to the servers; change it before "
                     "backward"
                 )
-
-
-def _nothing(part: FlatBuffer) -> None:
-    """Nothing else looks at gradients."""
 
 
 def _split(part: FlatBuffer, flat: Tensor) -> tuple[Tensor, ...]:

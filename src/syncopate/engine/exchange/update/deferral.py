@@ -29,7 +29,6 @@ from collections.abc import Mapping
 from itertools import chain
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -184,8 +183,7 @@ class DeferredUpdate(Update):
                 flight.actions.append(step)
                 flight.steps = True
                 parameters = [self._layout.trainables[index].parameter for index in indices]
-                torch.autograd.graph.increment_version(parameters)
-                weights.expect(parameters, Waiter(self._flights, key))
+                weights.expect(weights.renew(parameters), Waiter(self._flights, key))
                 flight.awaited += parameters
 
     def _stand_in(self, parameter: Tensor) -> tuple[int, nn.Parameter] | None:
