@@ -66,11 +66,6 @@ class Behind:
         if self.ending is not None:
             self.ending.wait()
 
-    def go_on(self, updates: Sequence[Callable[[], None]]) -> None:
-        """End the step behind it, with these updates."""
-        assert self.ending is not None
-        self.ending.go_on(self._layout.thread("update"), updates)
-
     def finish(self) -> None:
         """Wait for what goes on behind the last step; `deferred`, [Note: a failure ... late].
 
@@ -145,7 +140,7 @@ class Behind:
     def _drop_pulls(self) -> None:
         """Forget the pulls of a step that does not count: no rank launches them."""
         self._held = []
-        for local in self._stages.local:
+        for local in self._stages.here.values():
             if self._stages.pulls_now(local.part):
                 local.forget_pulls()
 
@@ -232,7 +227,7 @@ class StepsBehind(Beside):
 
     def __init__(self, layout: Layout) -> None:
         self._layout, self._stages = layout, layout.shared(Stages)
-        self._behind, self._pieces = layout.shared(Behind), layout.shared(Pieces)
+        self._behind, self._pieces = layout.shared(Behind), layout.shared(Pieces).of
         self._left_out: set[int] = set()
 
     def begins(self, optimizer: Optimizer) -> None:
@@ -250,18 +245,18 @@ class StepsBehind(Beside):
 
     def updates(self, optimizer: Optimizer, stepping: frozenset[int]) -> None:
         """Let the step end behind it, its local updates begun."""
-        if self._behind.ending is None:
+        if (ending := self._behind.ending) is None:
             return
-        index, of = self._layout.index, self._pieces.of_parameter
+        index, pieces_of = self._layout.index, self._pieces
         pieces = [
-            [piece for each in held if id(each) in index for piece in of(each)]
+            [piece for each in held if id(each) in index for piece in pieces_of[index[id(each)]]]
             for held in groups.parameters_of(optimizer)
         ]
         updates = [piece_step(optimizer, pieces, self._left_out)]
-        for local in self._stages.local:
+        for local in self._stages.here.values():
             if self._stages.pulls_now(local.part):
                 updates.append(partial(local.give_masters, local.retrieved))
-        self._behind.go_on(updates)
+        ending.go_on(self._layout.thread("update"), updates)
 
 
 class FromOwnersBehind(FromOwners):

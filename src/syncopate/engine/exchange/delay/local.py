@@ -16,7 +16,6 @@ before, and makes the former the latter. So the two exchange their places, and n
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -142,7 +141,7 @@ class Local:
         def update() -> None:
             for each in arriving:
                 arrived(each)
-            apply(dataclasses.replace(flat, begun=begun_with), runs)
+            apply(flat._replace(begun=begun_with), runs)
 
         return update
 

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.optim import Optimizer
 
 from syncopate.engine.buckets import FlatBuffer, Message, in_turn
+from syncopate.engine.checkpoint import copied
 from syncopate.engine.exchange import groups, parts
 from syncopate.engine.exchange.delay.deferred import Held
 from syncopate.engine.exchange.delay.local import Local
@@ -82,7 +83,7 @@ class LocalUpdates(Beside):
         for local, ranges in updated:
             local.working = Future()
             aside.append(partial(_run, local.updating(ranges), local.working))
-            self._weights.expect(local.part, _Aside(local.working))
+            self._weights.expect(local.part, _Aside(local.working.result))
         # At once, for a thread that is woken for each would disturb the step.
         self._layout.thread("local").submit(in_turn, *aside)
 
@@ -168,11 +169,8 @@ class LateWeights(parts.Local):
         self._weights = layout.shared(FlatWeights)
         self._masters = layout.shared(masters)
         layout.lend(self._stages, "masters", self._masters)
-        layout.ending.callback(on_loading(layout.buffers.model, self.loaded).remove)
-
-    def loaded(self) -> None:
-        """Note that the script loaded weights, the same on every rank: they are the global ones."""
-        self._stages.exit()
+        # Weights that the script loads, the same on every rank, are the global ones.
+        layout.ending.callback(on_loading(layout.buffers.model, self._stages.exit).remove)
 
     @contextmanager
     def global_weights(self) -> Iterator[None]:
@@ -191,7 +189,7 @@ class LateWeights(parts.Local):
                 yield
                 return
             self._weights.ready()
-            here = list(self._stages.local)
+            here = list(self._stages.here.values())
             kept = [local.weights.clone() for local in here]
             buffers = self._layout.buffers
             own = buffers.copies()
@@ -229,17 +227,13 @@ class LateWeights(parts.Local):
         stages = self._stages
         stages.finish()
         self._weights.ready()
-        found: dict[str, Any] = {
+        return {
             "rank": self._layout.communicator.rank,
             "world_size": self._layout.communicator.world_size,
             "local_update": stages.delay.local_update,
             "parts": [stages.here[id(part)].state() for part in stages.parts if stages.here],
-            "buffers": [],
+            "buffers": copied(self._layout.buffers.tensors) if stages.own_buffers else [],
         }
-        if stages.own_buffers:
-            held = self._layout.buffers.tensors
-            found["buffers"] = [tensor.to("cpu", copy=True) for tensor in held]
-        return found
 
     def load_local_state(self, state: Mapping[str, Any]) -> None:
         """Load the result of :meth:`local_state`, after model and optimizer were loaded.
@@ -279,17 +273,7 @@ def _run(update: Callable[[], None], working: Future[None]) -> None:
         working.set_result(None)
 
 
-class _Aside:
+class _Aside(NamedTuple):
     """An update that runs aside, as what one waits for."""
 
-    def __init__(self, working: Future[None]) -> None:
-        self._working = working
-
-    def wait(self) -> None:
-        """Wait for it.
-
-        Raises:
-            CollectiveError, ParameterServerError: a rank or a server is lost, whose weights it
-                begins with.
-        """
-        self._working.result()
+    wait: Callable[[], None]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -106,8 +106,7 @@ def require_rule(delay: Delay, optimizers: Sequence[torch.optim.Optimizer]) -> N
         trained |= own
 
 
-@dataclass(frozen=True)
-class Flat:
+class Flat(NamedTuple):
     """Flat memory that a rule works on, all of one length; or a range of it.
 
     Attributes:
@@ -127,12 +126,9 @@ class Flat:
 
     def cut(self, start: int, stop: int) -> Flat:
         """Return the range from ``start`` to ``stop``, which shares memory."""
-        weights, gradient, before, squares = (
-            each[start:stop] if each.numel() else each
-            for each in (self.weights, self.gradient, self.before, self.squares)
+        return Flat._make(
+            each[start:stop] if each is not None and each.numel() else each for each in self
         )
-        begun = None if self.begun is None else self.begun[start:stop]
-        return Flat(weights, gradient, before, squares, begun)
 
     def begin(self) -> None:
         """Set the weights to the values that the rule starts from."""

@@ -11,7 +11,6 @@ in the same way before the local rule sees it, and no more once that may run asi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import torch
@@ -21,7 +20,7 @@ from syncopate.engine.buckets import FlatBuffer, Message, Trainable, view_like
 from syncopate.engine.checks.agreement import explaining
 from syncopate.engine.exchange.delay.behind_steps import Behind
 from syncopate.engine.exchange.delay.local import Local
-from syncopate.engine.exchange.delay.stages import Stages
+from syncopate.engine.exchange.delay.stages import Masters, Stages
 from syncopate.engine.exchange.flat_weights import FlatWeights
 from syncopate.engine.exchange.layout import Layout, Work
 from syncopate.engine.exchange.notes import Ranks
@@ -32,7 +31,7 @@ from syncopate.engine.exchange.update.pieces import Pieces
 from syncopate.errors import EngineError
 
 
-class OwnMasters:
+class OwnMasters(Masters):
     """This rank's shards of the global weights; see :class:`Masters`."""
 
     def __init__(self, layout: Layout) -> None:
@@ -95,10 +94,6 @@ class OwnMasters:
         gradient.beside = None
 
     # -- the global weights in their places -----------------------------------------------------
-
-    def guard(self) -> AbstractContextManager[None]:
-        """Need nothing."""
-        return nullcontext()
 
     def gather(self) -> None:
         """Bring the global weights of all flat buffers into their places; all ranks call it."""

@@ -13,11 +13,13 @@ synchronously, from the global weights. Loading a local state goes on at once, o
 weights.
 """
 
+# ruff: noqa: B027  (masters do nothing in a call that they do not need)
+
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -30,9 +32,10 @@ from syncopate.engine.exchange.flat_weights import FlatWeights
 from syncopate.engine.exchange.layout import Layout, Work, nothing
 
 
-class Masters(Protocol):
+class Masters(ABC):
     """Has the global weights while ranks train on weights of their own."""
 
+    @abstractmethod
     def begin(self, part: FlatBuffer) -> Local:
         """Return the local weights of a flat buffer, which are this rank's own from now on."""
 
@@ -42,6 +45,7 @@ class Masters(Protocol):
     def give(self, local: Local, flat: Tensor) -> None:
         """Copy this rank's share of the weights to ``flat``, which is about to be pulled."""
 
+    @abstractmethod
     def pull(self, part: FlatBuffer, message: Message, flat: Tensor) -> Work:
         """Begin to bring the global weights that ``message`` carries into ``flat``.
 
@@ -54,10 +58,13 @@ class Masters(Protocol):
 
     def guard(self) -> AbstractContextManager[None]:
         """Return a block around one in which the parameters hold the global weights."""
+        return nullcontext()
 
+    @abstractmethod
     def gather(self) -> None:
         """Bring the global weights of all flat buffers into their places; all ranks call it."""
 
+    @abstractmethod
     def written(self) -> bool:
         """Say whether a rank wrote to the global weights since they were gathered."""
 
@@ -83,14 +90,9 @@ class Stages:
         expect_iterations(layout.optimizers)
         require_rule(self.delay, layout.optimizers)
         self.here: dict[int, Local] = {}
-        self.parts = list({id(part): part for part, _ in layout.pulled}.values())
+        self.parts = list(dict.fromkeys(part for part, _ in layout.pulled))
         self.own_buffers = False
         self.finish: Callable[[], None] = nothing
-
-    @property
-    def local(self) -> Iterable[Local]:
-        """The local weights of each flat buffer that has any."""
-        return self.here.values()
 
     def taken(self, part: FlatBuffer) -> int:
         """Return how many steps the optimizer of a flat buffer took."""

@@ -22,9 +22,9 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-from syncopate.engine.buckets import BucketBuffers, FlatBuffer, Message, Trainable
+from syncopate.engine.buckets import BucketBuffers, FlatBuffer, Message
 from syncopate.engine.exchange.delay.local import Local
-from syncopate.engine.exchange.delay.stages import Stages
+from syncopate.engine.exchange.delay.stages import Masters, Stages
 from syncopate.engine.exchange.flat_weights import FlatWeights
 from syncopate.engine.exchange.layout import Layout, Work
 from syncopate.engine.exchange.notes import unsaid
@@ -101,7 +101,7 @@ class LateSentPush(Push):
         return not stages.here or bool(self._gradients.absent) or stages.any_will_pull()
 
 
-class ServersMasters:
+class ServersMasters(Masters):
     """Servers have the global weights; see :class:`Masters`."""
 
     def __init__(self, layout: Layout) -> None:
@@ -126,15 +126,6 @@ class ServersMasters:
         gradient = part.gradients if delay.runs_ahead else weights[:0]
         return Local(part, weights, gradient, delay)
 
-    def end(self, local: Local) -> None:
-        """Give up nothing."""
-
-    def give(self, local: Local, flat: Tensor) -> None:
-        """Own nothing of it."""
-
-    def take_gradient(self, trainable: Trainable) -> None:
-        """Leave it where it is."""
-
     def pull(self, part: FlatBuffer, message: Message, flat: Tensor) -> Work:
         """Ask for the global weights."""
         return self._submissions.ask_all(part, message, flat)
@@ -153,7 +144,7 @@ class ServersMasters:
     def gather(self) -> None:
         """Bring the global weights of all flat buffers into their places; all ranks call it."""
         self._hearing.hear()
-        for local in self._stages.local:
+        for local in self._stages.here.values():
             local.settle()
         self._submissions.receive_all()
 

@@ -42,7 +42,6 @@ class Pieces:
 
     def __init__(self, layout: Layout) -> None:
         self.of: list[tuple[Piece, ...]] = [()] * len(layout.trainables)
-        self._index = layout.index
         weights, shares = layout.shared(FlatWeights), layout.shared(Shares)
         for part in layout.parts:
             flat = weights.of(part)
@@ -57,7 +56,3 @@ class Pieces:
                     Piece(trainable, start - offset, nn.Parameter(weight), average)
                     for (start, _), (weight, average) in zip(ranges, own, strict=True)
                 )
-
-    def of_parameter(self, parameter: Tensor) -> tuple[Piece, ...]:
-        """Return this rank's pieces of a parameter of the exchange."""
-        return self.of[self._index[id(parameter)]]
