@@ -101,11 +101,10 @@ class Update(Part):
     """Updates weights in an optimizer's step; every rank updates all of them by default.
 
     Attributes:
-        whole: whether every rank updates all weights, and has all of the optimizer's state.
-        state: the state of optimizers, where each rank has its own part of it.
+        state: the state of optimizers, where each rank updates a part of the weights, and has its
+            own part of it; None where each updates all.
     """
 
-    whole: bool = True
     state: OwnedState | None = None
 
     def forward_begins(self) -> None:
@@ -127,7 +126,7 @@ class Update(Part):
         return None
 
     def put_back(self) -> None:
-        """Put parameters back into the groups and gradients back to the parameters; local."""
+        """Give parameters the gradients back that a step was to pass by; asks no rank."""
 
     def leave(self) -> None:
         """Give optimizers whole state; all ranks call it."""

@@ -58,7 +58,6 @@ class PieceUpdate(Update):
         beside: what goes along, in order.
     """
 
-    whole = False
     state: OwnedState
 
     def __init__(
@@ -160,11 +159,6 @@ class PieceUpdate(Update):
             piece.parameter.grad = None
         self._given.clear()
         return Stepped(optimizer, stepping)
-
-    def put_back(self) -> None:
-        """Let the groups hold parameters, where a step raised."""
-        if self._stepper is not None:
-            groups.put_back(self._stepper)
 
     def leave(self) -> None:
         """Give optimizers whole state, and parameters no partial gradients."""
