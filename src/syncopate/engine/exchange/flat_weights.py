@@ -42,6 +42,7 @@ class FlatWeights:
                 view = view_like(trainable.parameter, flat, offset)
                 view.copy_(trainable.parameter.data)
                 trainable.parameter.data = self._views[trainable.index] = view
+        weights.tell_of_compilers(self)
 
     def of(self, part: FlatBuffer) -> Tensor:
         """Return the weights whose gradients are in ``part``, flat."""
@@ -114,6 +115,10 @@ class FlatWeights:
             bucket = part.messages[0].bucket
             self._layout.traffic.waits.append((bucket, began_s, time.perf_counter()))
 
+    def compilation_begins(self) -> None:
+        """Let every step wait for all weights from now on, where some are on their way."""
+        self.compiled = self.compiled or bool(self._pending)
+
     def ready(self) -> None:
         """Wait until every weight has come.
 
@@ -145,8 +150,3 @@ class _Waiter:
         """Wait for them."""
         if (found := self._flat()) is not None:
             found.arrive(self._key)
-
-    def met_compiler(self) -> None:
-        """Let every step wait for all weights from now on."""
-        if (found := self._flat()) is not None:
-            found.compiled = True

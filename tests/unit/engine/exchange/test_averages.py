@@ -35,9 +35,6 @@ class _Owner:
             action()
         weights.release([self.gradient])
 
-    def met_compiler(self) -> None:
-        raise AssertionError("nothing is compiled")
-
     def index_of(self, gradient: Tensor) -> int | None:
         return 0 if gradient is self.gradient else None
 

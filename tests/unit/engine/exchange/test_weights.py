@@ -18,7 +18,7 @@ class _Waiter:
     def __init__(self, error: SyncopateError | None = None) -> None:
         self.tensors = [nn.Parameter(torch.zeros(1)) for _ in range(2)]
         self.error = error
-        self.waits = self.compilers = 0
+        self.waits = 0
         weights.expect(self.tensors, self)
 
     def wait(self) -> None:
@@ -26,9 +26,6 @@ class _Waiter:
         if self.error is not None:
             raise self.error
         weights.release(self.tensors)
-
-    def met_compiler(self) -> None:
-        self.compilers += 1
 
 
 def _fork_begins() -> None:

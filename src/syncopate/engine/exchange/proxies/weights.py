@@ -48,9 +48,6 @@ class Waiter(Protocol):
     def wait(self) -> None:
         """Wait for them and :func:`release` their parameters."""
 
-    def met_compiler(self) -> None:
-        """Note that a compilation began while they were on their way."""
-
 
 _waits: dict[int, Waiter] = {}
 """Identity of a parameter whose values are on their way -> what waits for them."""
@@ -251,7 +248,6 @@ def _compilation_begins(_: object) -> None:
     for waiter in list(_waits.values()):
         with contextlib.suppress(EngineError):  # of a model that is gone; looks at it raise it
             waiter.wait()
-            waiter.met_compiler()
 
 
 def _fork_begins() -> None:

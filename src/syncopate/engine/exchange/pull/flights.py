@@ -188,6 +188,3 @@ class Waiter:
         """Wait for it before autograd adds to a gradient."""
         if (found := self._flights()) is not None:
             found.arrive(self._key)
-
-    def met_compiler(self) -> None:
-        """Do nothing: the exchange hears of it, too."""
