@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Muon, Optimizer
 
-from syncopate.engine.exchange.proxies import aliases
 from syncopate.engine.exchange.proxies.state import (
     SeenState,
+    is_held,
     join,
     own,
     part,
@@ -24,7 +24,7 @@ from syncopate.engine.exchange.proxies.state import (
     unwatch,
     watch,
 )
-from syncopate.engine.exchange.update.deferred_steps import DeferredStep
+from syncopate.engine.exchange.update.deferral import DeferredStep
 from syncopate.errors import EngineError
 
 
@@ -45,7 +45,6 @@ def _deferred(model: nn.Module, optimizer: Optimizer, gradients: list[Tensor]) -
         optimizer,
         dict(vars(optimizer)),
         lambda parameter: known.get(id(parameter)),
-        set(range(len(known))),
         dict(enumerate(gradients)),
     )
 
@@ -102,7 +101,6 @@ def test_a_deferred_step_updates_no_other_parameters() -> None:
         optimizer,
         dict(vars(optimizer)),
         lambda parameter: (0, stand_in) if parameter is model.weight else None,
-        {0},
         {0: torch.ones(2, 3)},
     )
     step()
@@ -263,10 +261,10 @@ def test_what_a_state_was_loaded_from_is_not_its_memory_any_more() -> None:
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
     kept = optimizer.state_dict()
-    assert all(aliases.is_held(optimizer.state, p) for p in model.parameters())
+    assert all(is_held(optimizer.state, p) for p in model.parameters())
     own(optimizer)
     plain = raw_state(optimizer)
-    assert not any(aliases.is_held(plain, p) for p in model.parameters())
+    assert not any(is_held(plain, p) for p in model.parameters())
     assert torch.equal(kept["state"][0]["exp_avg"], plain[model.weight]["exp_avg"])
 
 
@@ -286,9 +284,9 @@ HOLDS: dict[str, Callable[[dict[str, Tensor]], object]] = {
 @pytest.mark.parametrize("what", HOLDS)
 def test_who_holds_something_of_an_entry_is_counted(what: str) -> None:
     state = {"key": {"value": torch.zeros(3), "count": 1}}
-    assert not aliases.is_held(state, "key")
+    assert not is_held(state, "key")
     held = HOLDS[what](state["key"])
-    assert aliases.is_held(state, "key")
+    assert is_held(state, "key")
     del held
-    assert not aliases.is_held(state, "key")
-    assert not aliases.is_held(state, "no such key")
+    assert not is_held(state, "key")
+    assert not is_held(state, "no such key")

@@ -6,19 +6,26 @@ this rank has the state of pieces of the parameter (*owners*). What would read t
 parameter raises, and says what to call: this rank has a part of it, or none. What takes it away is
 done to its pieces, so that all ranks together forget the whole. Loops find the state of this rank's
 pieces.
+
+[Note: memory that others hold]
+A view, a ``state_dict`` that was taken once, an array of numpy: a read of one of them is a read of
+memory, which cannot be seen. But each of them refers to the storage that it is on, and torch counts
+these references. What autograd keeps for a backward is gone when the backward is over.
 """
 
 from __future__ import annotations
 
 import copy as copy_module
+import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from syncopate.engine.exchange.proxies import aliases
+from syncopate.engine.torch_compat import storage_holders
 from syncopate.errors import EngineError
 
 _MISSING: Any = object()
@@ -211,9 +218,6 @@ class SeenState(defaultdict[Any, Any]):
     def __reduce__(self) -> Any:
         return self.copy().__reduce__()
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.copy().__reduce_ex__(protocol)
-
 
 def raw_state(optimizer: Optimizer) -> Any:
     """Return the state of ``optimizer`` as it is here, without a look."""
@@ -249,11 +253,35 @@ def own(optimizer: Optimizer) -> None:
     """
     plain = raw_state(optimizer)
     for key in plain:
-        if isinstance(plain[key], dict) and aliases.is_held(plain, key):
+        if isinstance(plain[key], dict) and is_held(plain, key):
             entry = plain[key].items()
             plain[key] = {
                 k: value.clone() if isinstance(value, Tensor) else value for k, value in entry
             }
+
+
+def _references(entry: Mapping[str, Any] | None) -> tuple[int, int, int]:
+    """Return how many hold an entry of a state, and at most a value of it, and its memory."""
+    if entry is None:
+        return 0, 0, 0
+    values = storages = 0
+    for value in entry.values():
+        if isinstance(value, Tensor):
+            values = max(values, sys.getrefcount(value))
+            storages = max(storages, storage_holders(value.untyped_storage()))
+    return sys.getrefcount(entry), values, storages
+
+
+_STATE = {0: {"value": torch.zeros(1)}}
+
+_ALONE = _references(_STATE.get(0))
+"""What :func:`_references` says of an entry that the state alone holds."""
+
+
+def is_held(state: Mapping[Any, Any], key: Any) -> bool:
+    """Say whether anything beside ``state`` holds the entry of ``key``, or memory of it."""
+    here, values, storages = _references(state.get(key))
+    return here > _ALONE[0] or values > _ALONE[1] or storages > _ALONE[2]
 
 
 def unwatch(optimizer: Optimizer, watcher: Watcher) -> None:

@@ -3,9 +3,10 @@
 [Note: deferred steps]
 An optimizer's step notes its hyper-parameters, and the flights that bring its gradients. When a
 flight arrives, its parameters are updated: before the first layer that needs one of them, in the
-thread of forward. The step itself updates parameters whose gradients have already arrived. An
-optimizer that is not known to update each parameter by itself takes its whole step at once, when
-all flights have arrived.
+thread of forward. A copy of the optimizer does it (``optimizers.py``, [Note: a copy of the
+optimizer]), whose parameters are others on the same memory, each with its average as gradient. The
+step itself updates parameters whose gradients have already arrived. An optimizer that is not known
+to update each parameter by itself takes its whole step at once, when all flights have arrived.
 
 [Note: first steps]
 The first step of an optimizer on a parameter, and the first with other flags (``foreach``,
@@ -16,7 +17,7 @@ which it makes them.
 [Note: memory that others hold]
 Reads of a parameter and of ``optimizer.state`` are noticed; reads of their memory are not. So a
 step is not deferred where something else holds the memory of a parameter or of its state: a
-``state_dict`` that the script keeps, a view, a numpy array (``proxies/aliases.py``). Memory that a
+``state_dict`` that the script keeps, a view, a numpy array (``proxies/state.py``). Memory that a
 script takes after the step has waited for it.
 """
 
@@ -25,7 +26,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import Any
 
@@ -33,18 +34,63 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from syncopate.engine import console
+from syncopate.engine.exchange.groups import parameters_of
 from syncopate.engine.exchange.layout import Layout
-from syncopate.engine.exchange.optimizers import kind_of
+from syncopate.engine.exchange.optimizers import copy_for, kind_of, step_with
 from syncopate.engine.exchange.parts import Stepped, Update
-from syncopate.engine.exchange.proxies import aliases, weights
 from syncopate.engine.exchange.proxies import state as proxies
+from syncopate.engine.exchange.proxies import weights
 from syncopate.engine.exchange.pull.flights import Flights, Waiter
-from syncopate.engine.exchange.update.deferred_steps import DeferredStep
 from syncopate.engine.torch_compat import storage_holders, without_overrides
 from syncopate.errors import EngineError
 
 _told: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 """Models whose trainings were told that the script holds memory."""
+
+
+class DeferredStep:
+    """One step of an optimizer on some parameters; see [Note: deferred steps].
+
+    Args:
+        optimizer: whose step.
+        noted: its attributes when it stepped.
+        stand_in: returns of a parameter its index and the parameter that stands for it.
+        gradients: per index of a parameter to update its gradient.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        noted: Mapping[str, Any],
+        stand_in: Callable[[Tensor], tuple[int, nn.Parameter] | None],
+        gradients: Mapping[int, Tensor],
+    ) -> None:
+        # The script may give the optimizer another state before this is done.
+        self._state = proxies.raw_state(optimizer)
+        self._pairs: list[tuple[Tensor, nn.Parameter, Tensor]] = []
+        standing: list[list[nn.Parameter]] = []
+        for parameters in parameters_of(optimizer):
+            found = [(each, stand_in(each)) for each in parameters]
+            own = [
+                (p, one[1], gradients[one[0]]) for p, one in found if one and one[0] in gradients
+            ]
+            self._pairs += own
+            standing.append([parameter for _, parameter, _ in own])
+        self._copy = copy_for(optimizer, standing, noted)
+
+    def __call__(self) -> None:
+        """Update the parameters, on any thread."""
+        state = self._state
+        known: dict[Tensor, Any] = {
+            stand_in: state[p] for p, stand_in, _ in self._pairs if p in state
+        }
+        self._copy.state = defaultdict(dict, known)
+        try:
+            step_with(self._copy, [(stand_in, gradient) for _, stand_in, gradient in self._pairs])
+        finally:
+            for parameter, stand_in, _ in self._pairs:
+                if stand_in in self._copy.state:
+                    state[parameter] = self._copy.state[stand_in]
 
 
 class DeferredUpdate(Update):
@@ -120,7 +166,7 @@ class DeferredUpdate(Update):
                     continue
                 if self._is_held(parameter, index):
                     held = held or f"the memory of {self._layout.trainables[index].name!r}"
-                elif aliases.is_held(state, parameter):
+                elif proxies.is_held(state, parameter):
                     name = self._layout.trainables[index].name
                     held = held or f"the optimizer's state of {name!r}"
                 else:
@@ -176,7 +222,7 @@ class DeferredUpdate(Update):
             for key, indices in deferred.items():
                 flight = self._flights.get(key)
                 averages = {index: self._flights.memory_of(index) for index in indices}
-                step = DeferredStep(optimizer, noted, self._stand_in, set(indices), averages)
+                step = DeferredStep(optimizer, noted, self._stand_in, averages)
                 if flight is None:  # it arrived meanwhile, by a look of another thread
                     step()
                     continue
@@ -224,7 +270,6 @@ def _flags(group: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _updates_each_by_itself(optimizer: Optimizer) -> bool:
-    """Say whether it is known that ``optimizer`` updates each parameter by itself."""
     try:
         kind_of(optimizer)
     except EngineError:
