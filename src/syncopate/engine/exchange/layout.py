@@ -209,6 +209,18 @@ class Layout:
         self.ending.callback(setattr, holder, name, getattr(holder, name, None))
         setattr(holder, name, value)
 
+    def gather(self, part: FlatBuffer, flat: Tensor) -> None:
+        """Bring what owners have of ``flat``, as long as a flat buffer, here; all ranks call it.
+
+        Raises:
+            CollectiveError: a rank is lost or late.
+        """
+        with explaining():
+            for message in part.messages:
+                if message.pull is not None:
+                    held = flat[message.start : message.stop]
+                    self.communicator.run(message.pull, held, bounds=message.bounds)
+
     @property
     def servers(self) -> Servers:
         """The parameter servers that hold the weights."""

@@ -27,7 +27,7 @@ from syncopate.engine.exchange.delay.stages import Stages
 from syncopate.engine.exchange.layout import Launched, Layout, Work
 from syncopate.engine.exchange.notes import unsaid
 from syncopate.engine.exchange.parts import Push
-from syncopate.engine.exchange.proxies.partial_gradients import Partial
+from syncopate.engine.exchange.proxies.gradients import Partial
 from syncopate.engine.exchange.pull.weights import FromOwners
 from syncopate.engine.exchange.push.gathering import Gathering
 from syncopate.engine.exchange.push.reduced import Reduced

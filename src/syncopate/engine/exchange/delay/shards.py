@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from syncopate.engine.buckets import FlatBuffer, Message, Trainable, view_like
-from syncopate.engine.checks.agreement import explaining
 from syncopate.engine.exchange.delay.behind_steps import Behind
 from syncopate.engine.exchange.delay.local import Local
 from syncopate.engine.exchange.delay.stages import Masters, Stages
 from syncopate.engine.exchange.flat_weights import FlatWeights
 from syncopate.engine.exchange.layout import Layout, Work
 from syncopate.engine.exchange.notes import Ranks
-from syncopate.engine.exchange.proxies.partial_gradients import Partial, PartialGradients
+from syncopate.engine.exchange.proxies.gradients import Partial
+from syncopate.engine.exchange.proxies.partial_gradients import PartialGradients
 from syncopate.engine.exchange.push.gathering import Gathering
 from syncopate.engine.exchange.shares import Shares
 from syncopate.engine.exchange.update.pieces import Pieces
@@ -99,16 +99,11 @@ class OwnMasters(Masters):
         """Bring the global weights of all flat buffers into their places; all ranks call it."""
         self._behind.finish()
         self._weights.ready()
-        with explaining():
-            for part in self._stages.parts:
-                if (local := self._stages.here.get(id(part))) is None:
-                    continue
+        for part in self._stages.parts:
+            if (local := self._stages.here.get(id(part))) is not None:
                 local.settle()
                 local.give_masters(local.weights)
-                for message in part.messages:
-                    assert message.pull is not None
-                    held = local.weights[message.start : message.stop]
-                    self._layout.communicator.run(message.pull, held, bounds=message.bounds)
+                self._layout.gather(part, local.weights)
         self._weights.renewed()
 
     def written(self) -> bool:

@@ -10,38 +10,20 @@ until gradients change. So all ranks ask alike; one that asks alone is told so w
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from syncopate.engine.buckets import FlatBuffer, Trainable
+from syncopate.engine.exchange.layout import Layout, nothing
+from syncopate.engine.exchange.notes import Ranks
 from syncopate.engine.exchange.proxies import norms
 from syncopate.engine.exchange.proxies.weights import WITHOUT_VALUES, for_each, tensors_in
+from syncopate.engine.exchange.shares import Shares
 from syncopate.engine.torch_compat import unscale, without_overrides
 from syncopate.errors import EngineError
-
-
-class Owner(norms.Ranks, Protocol):
-    """The exchange that partial gradients belong to."""
-
-    averaged: bool
-    """Whether gradients are averages now, not contributions of this rank to the next."""
-
-    carried: set[int]
-    """:attr:`PartialGradient.whole`, by identity, whose contributions began with the average."""
-
-    gathered: set[int]
-    """:attr:`PartialGradient.whole`, by identity, of gradients that are here whole."""
-
-    zeroed: set[int]
-    """:attr:`PartialGradient.whole`, by identity, of gradients that are zero throughout."""
-
-    def complete(self) -> None:
-        """Wait until the averages are there."""
-
-    def make_whole(self, gradient: PartialGradient) -> None:
-        """Bring the whole of ``gradient`` here; all ranks call it."""
 
 
 class PartialGradient(Tensor):
@@ -60,11 +42,13 @@ class PartialGradient(Tensor):
     whole: Tensor
     own: tuple[Tensor, ...]
     replicated: bool
-    owner: weakref.ref[Owner]
+    owner: weakref.ref[Partial]
     beside: Tensor | None
 
     @classmethod
-    def of(cls, name: str, whole: Tensor, own: tuple[Tensor, ...], owner: Owner) -> PartialGradient:
+    def of(
+        cls, name: str, whole: Tensor, own: tuple[Tensor, ...], owner: Partial
+    ) -> PartialGradient:
         """Return ``whole`` as a partial gradient; shares its memory."""
         made: PartialGradient = whole.as_subclass(cls)
         made.parameter_name, made.whole = name, whole
@@ -99,6 +83,75 @@ class PartialGradient(Tensor):
         handler = _HANDLERS.get(func)
         result = NotImplemented if handler is None else handler(*args, **kwargs)
         return _of_wholes(func, args, kwargs) if result is NotImplemented else result
+
+
+class Partial:
+    """The partial gradients of an exchange, and what is known of them.
+
+    The sets hold gradients by the identity of :attr:`PartialGradient.whole`.
+
+    Attributes:
+        everyone: see :meth:`Ranks.everyone`.
+        averaged: whether gradients are averages now, not contributions of this rank to the next.
+        carried: those whose contributions began with the average.
+        gathered: those that are here whole.
+        zeroed: those that are zero throughout.
+        absent: indices of the parameters that this rank's last backward did not reach.
+        settle: waits until a gradient may change that is on its way to servers.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout, self.everyone = layout, layout.shared(Ranks).everyone
+        self.averaged = False
+        self.zeroed, self.carried, self.gathered, self.absent = (set[int]() for _ in range(4))
+        self.settle: Callable[[PartialGradient], None] = nothing
+        self._around: dict[int, FlatBuffer] = {}
+
+    def make(self, kind: type[PartialGradient]) -> None:
+        """Let what ``parameter.grad`` becomes be of this ``kind``, in every bucket."""
+        shares = self._layout.shared(Shares)
+        for part in self._layout.parts:
+            for place, trainable in enumerate(part.trainables):
+                ranges = shares.of_parameter(trainable.index)
+                own = tuple(part.gradients[start:stop] for start, stop in ranges)
+                gradient = kind.of(trainable.name, part.views[place], own, self)
+                gradient.replicated = part.replicated
+                part.grads[place] = self._layout.grads[trainable.index] = gradient
+                self._around[id(gradient.whole)] = part
+
+    def at(self, index: int) -> PartialGradient:
+        """Return what the gradient of a parameter becomes."""
+        gradient = self._layout.grads[index]
+        assert isinstance(gradient, PartialGradient)
+        return gradient
+
+    def all(self) -> Iterator[tuple[Trainable, PartialGradient]]:
+        """Yield the parameters, each with what its gradient becomes."""
+        for trainable in self._layout.trainables:
+            yield trainable, self.at(trainable.index)
+
+    def around(self, gradient: PartialGradient) -> FlatBuffer:
+        """Return the flat buffer in which a gradient lies."""
+        return self._around[id(gradient.whole)]
+
+    def complete(self) -> None:
+        """Wait until the averages are there."""
+        self._layout.complete()
+
+    def make_whole(self, gradient: PartialGradient) -> None:
+        """Bring the averages of a flat buffer here from their owners; all ranks call it.
+
+        Args:
+            gradient: one that lies in it.
+
+        Raises:
+            CollectiveError: a rank is lost or late, or did not ask.
+        """
+        if id(gradient.whole) in self.gathered:
+            return
+        part = self.around(gradient)
+        self._layout.gather(part, part.gradients)
+        self.gathered.update(map(id, part.views))
 
 
 def _of_wholes(func: Any, args: Any, kwargs: Any) -> Any:
@@ -262,7 +315,7 @@ def _norm(func: Any) -> Handler:
 
 def _unscale(gradients: Sequence[Tensor], found_inf: Tensor, inverse_scale: Tensor) -> Any:
     """Unscale what is here, and let all ranks know whether anything was infinite anywhere."""
-    owners: dict[int, Owner] = {}
+    owners: dict[int, Partial] = {}
     parts: list[Tensor] = []
     for gradient in gradients:
         if isinstance(gradient, PartialGradient):

@@ -12,88 +12,14 @@ average, it is lost in what the collective left of the other parts, and the back
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
 
-from syncopate.engine.buckets import FlatBuffer, Trainable
-from syncopate.engine.checks.agreement import explaining
 from syncopate.engine.exchange.layout import Layout
-from syncopate.engine.exchange.notes import Ranks
 from syncopate.engine.exchange.parts import Gradients, Missing
-from syncopate.engine.exchange.proxies.gradients import PartialGradient
-from syncopate.engine.exchange.shares import Shares
+from syncopate.engine.exchange.proxies.gradients import Partial, PartialGradient
 from syncopate.errors import EngineError
-
-
-class Partial:
-    """The partial gradients of an exchange, and what is known of them.
-
-    Attributes:
-        averaged, carried, gathered, zeroed, everyone: see :class:`gradients.Owner`.
-        absent: indices of the parameters that this rank's last backward did not reach.
-        settle: waits until a gradient may change that is on its way to servers.
-    """
-
-    def __init__(self, layout: Layout) -> None:
-        self._layout, self.everyone = layout, layout.shared(Ranks).everyone
-        self.averaged = False
-        self.zeroed, self.carried, self.gathered, self.absent = (set[int]() for _ in range(4))
-        self.settle: Callable[[PartialGradient], None] = _nothing
-        self._around: dict[int, FlatBuffer] = {}
-
-    def make(self, kind: type[PartialGradient]) -> None:
-        """Let what ``parameter.grad`` becomes be of this ``kind``, in every bucket."""
-        shares = self._layout.shared(Shares)
-        for part in self._layout.parts:
-            for place, trainable in enumerate(part.trainables):
-                ranges = shares.of_parameter(trainable.index)
-                own = tuple(part.gradients[start:stop] for start, stop in ranges)
-                gradient = kind.of(trainable.name, part.views[place], own, self)
-                gradient.replicated = part.replicated
-                part.grads[place] = self._layout.grads[trainable.index] = gradient
-                self._around[id(gradient.whole)] = part
-
-    def at(self, index: int) -> PartialGradient:
-        """Return what the gradient of a parameter becomes."""
-        gradient = self._layout.grads[index]
-        assert isinstance(gradient, PartialGradient)
-        return gradient
-
-    def all(self) -> Iterator[tuple[Trainable, PartialGradient]]:
-        """Yield the parameters, each with what its gradient becomes."""
-        for trainable in self._layout.trainables:
-            yield trainable, self.at(trainable.index)
-
-    def around(self, gradient: PartialGradient) -> FlatBuffer:
-        """Return the flat buffer in which a gradient lies."""
-        return self._around[id(gradient.whole)]
-
-    def complete(self) -> None:
-        """Wait until the averages are there."""
-        self._layout.complete()
-
-    def make_whole(self, gradient: PartialGradient) -> None:
-        """Bring the averages of a flat buffer here from their owners; all ranks call it.
-
-        Args:
-            gradient: one that lies in it.
-
-        Raises:
-            CollectiveError: a rank is lost or late, or did not ask.
-        """
-        if id(gradient.whole) in self.gathered:
-            return
-        part, ranks = self.around(gradient), self._layout.communicator
-        with explaining():
-            for message in part.messages:
-                if message.pull is not None:
-                    ranks.run(message.pull, message.gradients, bounds=message.bounds)
-        self.gathered.update(map(id, part.views))
-
-
-def _nothing(gradient: PartialGradient) -> None:
-    """A gradient travels in its bucket, which is back before the script can read it."""
 
 
 class PartialGradients(Gradients):

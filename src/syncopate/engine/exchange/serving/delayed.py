@@ -29,7 +29,7 @@ from syncopate.engine.exchange.flat_weights import FlatWeights
 from syncopate.engine.exchange.layout import Layout, Work
 from syncopate.engine.exchange.notes import unsaid
 from syncopate.engine.exchange.parts import Push
-from syncopate.engine.exchange.proxies.partial_gradients import Partial
+from syncopate.engine.exchange.proxies.gradients import Partial
 from syncopate.engine.exchange.push.gathering import Gathering
 from syncopate.engine.exchange.serving.served import SentPush
 from syncopate.engine.exchange.serving.submissions import Submissions

@@ -54,8 +54,7 @@ class SentGradient(PartialGradient):
 
     def _require(self, func: Any) -> None:
         """Refuse what servers would have to do; let nothing change that is on its way."""
-        exchange: Any = self.owner()
-        if exchange is None:
+        if (exchange := self.owner()) is None:
             return
         exchange.complete()
         if func in _ZEROING:

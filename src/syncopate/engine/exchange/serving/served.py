@@ -17,7 +17,7 @@ from syncopate.engine.buckets import BucketBuffers, FlatBuffer, Message
 from syncopate.engine.exchange.flat_weights import FlatWeights
 from syncopate.engine.exchange.layout import Layout
 from syncopate.engine.exchange.parts import Push
-from syncopate.engine.exchange.proxies.partial_gradients import Partial
+from syncopate.engine.exchange.proxies.gradients import Partial
 from syncopate.engine.exchange.pull.weights import Source
 from syncopate.engine.exchange.push.gathering import Gathering
 from syncopate.engine.exchange.serving.submissions import Submissions, Transfer

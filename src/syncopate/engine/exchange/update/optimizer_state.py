@@ -29,7 +29,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from syncopate.engine.buckets import FlatBuffer, Trainable, view_like
-from syncopate.engine.checks.agreement import explaining
 from syncopate.engine.exchange.layout import Layout, nothing
 from syncopate.engine.exchange.proxies import state as proxies
 from syncopate.engine.exchange.update.pieces import Piece, Pieces
@@ -274,11 +273,7 @@ class OwnedState:
                 for piece in self._pieces[trainable.index] if travels else ():
                     own = view_like(piece.parameter, flat, offset + piece.start)
                     own.copy_(optimizer.state[piece.parameter][key])
-            with explaining():
-                for message in part.messages:
-                    if message.pull is not None:
-                        held = flat[message.start : message.stop]
-                        self._communicator.run(message.pull, held, bounds=message.bounds)
+            self._layout.gather(part, flat)
             yield key, flat
 
     def _forget(self, optimizer: Optimizer) -> None:

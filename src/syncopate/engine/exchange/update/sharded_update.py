@@ -19,8 +19,7 @@ from syncopate.engine.exchange.flat_weights import FlatWeights
 from syncopate.engine.exchange.layout import Layout
 from syncopate.engine.exchange.optimizers import kind_of
 from syncopate.engine.exchange.parts import Stepped, Update
-from syncopate.engine.exchange.proxies.gradients import PartialGradient
-from syncopate.engine.exchange.proxies.partial_gradients import Partial
+from syncopate.engine.exchange.proxies.gradients import Partial, PartialGradient
 from syncopate.engine.exchange.update.optimizer_state import OwnedState
 from syncopate.engine.exchange.update.pieces import Pieces
 from syncopate.errors import EngineError
