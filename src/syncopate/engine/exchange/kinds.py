@@ -80,7 +80,6 @@ KINDS: dict[str, Row] = {
     ASYNCHRONOUS: _served._replace(
         push=asynchronous.UntoldPush,
         gradients=gradients.UntoldGradients,
-        pull=partial(PulledWeights, source=partial(served.FromServers, all_trained=True)),
         buffers=ModelBuffers,
         local=asynchronous.SharedWeights,
     ),

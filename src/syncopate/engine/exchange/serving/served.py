@@ -80,7 +80,7 @@ class SentPush(Push):
     """Sends gradients to servers, which update when they have those of all ranks."""
 
     def __init__(self, layout: Layout) -> None:
-        self._layout, self._notes = layout, layout.notes
+        self._notes = layout.notes
         self._sending, self._submissions = layout.shared(Sending), layout.shared(Submissions)
 
     def begin(self) -> None:
@@ -134,17 +134,13 @@ class ServedSteps(Beside):
 
 
 class FromServers(Source):
-    """Servers bring the weights whose gradients they have.
+    """Servers bring the weights whose gradients they have."""
 
-    Args:
-        layout: of the exchange.
-        all_trained: whether they bring all that they update.
-    """
-
-    def __init__(self, layout: Layout, *, all_trained: bool = False) -> None:
+    def __init__(self, layout: Layout) -> None:
         self._submissions, self._weights = layout.shared(Submissions), layout.shared(FlatWeights)
+        rules = layout.servers.store.rules
         # Workers that tell each other nothing do not know whose gradients servers have.
-        self._all_trained = all_trained or layout.servers.store.rules.keeps_before
+        self._all_trained = not rules.synchronous or rules.keeps_before
 
     def bring(self, part: FlatBuffer, message: Message) -> None:
         """Ask for the weights that ``message`` carries."""

@@ -11,6 +11,7 @@ says learning rates, and those of the updater's options that its groups have.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,10 +20,9 @@ from torch import Tensor
 
 from syncopate.collectives.store import Store
 from syncopate.delay import Delay, LocalSGD
-from syncopate.engine.buckets import Trainable, view_like
-from syncopate.engine.exchange.groups import trained_ids
+from syncopate.engine.buckets import view_like
 from syncopate.engine.exchange.optimizers import updates_as
-from syncopate.engine.exchange.serving.tables import Embedded, Tables
+from syncopate.engine.exchange.serving.tables import STATE, Embedded, Tables
 from syncopate.errors import EngineError, InvalidValueError, UnknownNameError
 from syncopate.protocol.rules import ABORT, SGD, STEPS, WAIT, Adagrad, Adam, OptimizerRule, Updater
 from syncopate.protocol.table import require_rows
@@ -46,13 +46,9 @@ def _adam(group: Mapping[str, Any], *, decoupled: bool = False) -> Adam:
         lr=float(group[_LR]),
         betas=(float(first), float(second)),
         eps=float(group["eps"]),
-        weight_decay=float(group["weight_decay"]),
+        weight_decay=float(group.get("weight_decay", 0.0)),  # SparseAdam has none
         decoupled=decoupled or bool(group.get("decoupled_weight_decay")),
     )
-
-
-def _adamw(group: Mapping[str, Any]) -> Adam:
-    return _adam(group, decoupled=True)
 
 
 def _adagrad(group: Mapping[str, Any]) -> Adagrad:
@@ -65,24 +61,18 @@ def _adagrad(group: Mapping[str, Any]) -> Adagrad:
     )
 
 
-def _sparse_adam(group: Mapping[str, Any]) -> Adam:
-    first, second = group["betas"]
-    betas = (float(first), float(second))
-    return Adam(lr=float(group[_LR]), betas=betas, eps=float(group["eps"]))
-
-
 _Rules = dict[type[torch.optim.Optimizer], Callable[[Mapping[str, Any]], OptimizerRule]]
 
 _RULES: _Rules = {
     torch.optim.Adagrad: _adagrad,
     torch.optim.SGD: _sgd,
-    torch.optim.AdamW: _adamw,
+    torch.optim.AdamW: partial(_adam, decoupled=True),
     torch.optim.Adam: _adam,
 }
 """Optimizer of torch -> how servers do what it does; a subclass before its base."""
 
 _OF_TABLES: _Rules = {
-    torch.optim.SparseAdam: _sparse_adam,
+    torch.optim.SparseAdam: _adam,
     torch.optim.Adagrad: _adagrad,
     torch.optim.SGD: _sgd,
 }
@@ -104,16 +94,14 @@ def table_rule_of(table: Embedded) -> OptimizerRule:
 
 
 def rules_of(
-    optimizers: Sequence[torch.optim.Optimizer],
-    tables: Sequence[Embedded] = (),
-    updater: Updater | None = None,
+    store: Store, optimizers: Sequence[torch.optim.Optimizer], tables: Sequence[Embedded]
 ) -> list[tuple[Mapping[str, Any], OptimizerRule]]:
     """Return how servers do what the optimizer of a model does.
 
     Args:
+        store: reaches them; where its rules name an updater, they do that instead.
         optimizers: of the model; one.
         tables: whose rows are updated each by a rule of its own.
-        updater: what servers do instead.
 
     Returns:
         Each group of the optimizer that has other parameters than tables, and its rule.
@@ -133,7 +121,7 @@ def rules_of(
         for group in optimizer.param_groups
         if not group["params"] or any(id(each) not in theirs for each in group["params"])
     ]
-    if updater is not None:
+    if isinstance(updater := store.rules.optimizer, Updater):
         return [(group, _as_group_says(updater, group)) for group in groups]
     return list(zip(groups, _rules_of(optimizer, groups, _RULES), strict=True))
 
@@ -164,12 +152,8 @@ def _rules_of(
     return [known[kind](group) for group in groups]
 
 
-_NAMES = {
-    "momentum_buffer": "momentum",
-    "exp_avg": "mean",
-    "exp_avg_sq": "square",
-    "sum": "sum",
-    "step": STEPS,
+_NAMES = {"momentum_buffer": "momentum", "step": STEPS} | {
+    of_torch: of_servers for of_servers, of_torch in STATE.items()
 }
 """What torch calls an entry of an optimizer's state -> what servers call it."""
 
@@ -276,7 +260,7 @@ class Servers(NamedTuple):
 
     @property
     def _groups(self) -> list[tuple[Mapping[str, Any], OptimizerRule]]:
-        return rules_of((self.optimizer,), self.tables.embedded, _updater_of(self.store))
+        return rules_of(self.store, (self.optimizer,), self.tables.embedded)
 
     @property
     def synchronous(self) -> bool:
@@ -336,11 +320,6 @@ class Servers(NamedTuple):
             self.store.set_learning_rate(lr, some if len(names) > 1 else None)
 
 
-def _updater_of(store: Store) -> Updater | None:
-    optimizer = store.rules.optimizer
-    return optimizer if isinstance(optimizer, Updater) else None
-
-
 def _require_as_told(told: Told, rule: OptimizerRule) -> None:
     """Refuse values of an optimizer that servers were not told."""
     changed = [
@@ -360,7 +339,7 @@ def served_by(
     store: Store,
     optimizers: Sequence[torch.optim.Optimizer],
     ranks: int,
-    tables: Sequence[Embedded] = (),
+    tables: Sequence[Embedded],
 ) -> Servers:
     """Return the servers that ``store`` reaches, as those of a model's optimizer.
 
@@ -388,15 +367,7 @@ def served_by(
         )
         given = f"a KVStore with on_worker_loss={store.rules.on_worker_loss!r}"
         raise InvalidValueError("exchange", given, rule)
-    rules_of(optimizers, tables, _updater_of(store))
+    rules_of(store, optimizers, tables)
     for table in tables:
         require_rows(msgspec.structs.replace(store.rules, optimizer=table_rule_of(table)))
     return Servers(store, optimizers[0], {}, Tables(store, tables))
-
-
-def trained_indices(
-    trainables: Sequence[Trainable], optimizer: torch.optim.Optimizer
-) -> frozenset[int]:
-    """Return the indices of the parameters that ``optimizer`` trains."""
-    held = trained_ids(optimizer)
-    return frozenset(each.index for each in trainables if id(each.parameter) in held)

@@ -24,8 +24,8 @@ from torch import Tensor
 from syncopate.collectives.store import StoreHandle
 from syncopate.engine.buckets import FlatBuffer, Message
 from syncopate.engine.exchange.flat_weights import FlatWeights
+from syncopate.engine.exchange.groups import trained_ids
 from syncopate.engine.exchange.layout import Launched, Layout, nothing
-from syncopate.engine.exchange.serving.servers import trained_indices
 from syncopate.errors import EngineError
 
 
@@ -78,7 +78,7 @@ class Submissions:
         self.sent: set[int] = set()
         self.open = self.broken = False
         self.rates: dict[str, float] = {}
-        self.trained = trained_indices(layout.trainables, self._servers.optimizer)
+        self.trained = self._trained()
         self.settled: Callable[[FlatBuffer], None] = nothing
         self._leaving: dict[int, Transfer] = {}
         turns = len(layout.pulled_in)
@@ -95,6 +95,10 @@ class Submissions:
         parameters = {t.name: t.parameter for part in layout.parts for t in part.trainables}
         self._servers.declare(weights, parameters)
         self.note_weights()
+
+    def _trained(self) -> frozenset[int]:
+        held, trainables = trained_ids(self._servers.optimizer), self._layout.trainables
+        return frozenset(each.index for each in trainables if id(each.parameter) in held)
 
     def _turn(self, part: FlatBuffer) -> int:
         """Return the priority of a flat buffer: what forward needs first comes first."""
@@ -123,7 +127,7 @@ class Submissions:
         self._servers.set_rates(self.rates)
         self.open = True
         self.sent = set()
-        self.trained = trained_indices(self._layout.trainables, self._servers.optimizer)
+        self.trained = self._trained()
 
     def leave(self, part: FlatBuffer) -> Transfer:
         """Return what the gradients of a flat buffer are to be sent as; they stay until then."""

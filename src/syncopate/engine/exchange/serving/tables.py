@@ -24,7 +24,7 @@ from syncopate.errors import EngineError
 from syncopate.protocol.rules import STEPS, OptimizerRule
 
 SPARSE = nn.Embedding | nn.EmbeddingBag
-_STATE = {"sum": "sum", "mean": "exp_avg", "square": "exp_avg_sq"}
+STATE = {"sum": "sum", "mean": "exp_avg", "square": "exp_avg_sq"}
 """What servers call an entry of an optimizer's state -> what torch calls it."""
 
 
@@ -152,13 +152,13 @@ class Tables:
     def _state(self, table: Embedded) -> dict[str, Any]:
         """Return what servers know of a table, as torch's optimizer has it."""
         known, weight = self._store.table_state(table.name), table.weight
-        if not int(known[STEPS]) and not any(name in known for name in _STATE):
+        if not int(known[STEPS]) and not any(name in known for name in STATE):
             return {}
         steps: Any = known[STEPS].reshape(()).to(torch.float32)
         if isinstance(table.optimizer, torch.optim.SparseAdam):
             steps = int(steps)
         found: dict[str, Any] = {"step": steps}
-        for name, other in _STATE.items():
+        for name, other in STATE.items():
             if name in known:
                 found[other] = torch.zeros_like(weight, requires_grad=False)
                 rows = known[name].to(weight.device)
@@ -185,4 +185,4 @@ def _known(table: Embedded) -> Mapping[str, Tensor] | None:
     if not steps:
         return None
     found = {STEPS: torch.tensor([steps])}
-    return found | {name: state[other] for name, other in _STATE.items() if other in state}
+    return found | {name: state[other] for name, other in STATE.items() if other in state}
