@@ -69,16 +69,16 @@ def _on_its_way(tensor: Any) -> tuple[Owner, int] | None:
     return None if index is None else (owner, index)
 
 
-def _scaling(name: str) -> Handler:
-    """Return what multiplies or divides a gradient by one number when it has arrived."""
+def _changing(name: str, takes: int) -> Handler:
+    """Return what calls a method that ``takes`` so many numbers when a gradient has arrived."""
 
     def handler(gradient: Any, *args: Any, **kwargs: Any) -> Any:
         found = _on_its_way(gradient)
-        if found is None or kwargs or len(args) != 1 or not _is_number(args[0]):
+        if found is None or kwargs or len(args) != takes or not all(map(_is_number, args)):
             return NotImplemented
         owner, index = found
-        by = args[0].clone() if isinstance(args[0], Tensor) else args[0]
-        owner.later(index, partial(getattr(owner.memory_of(index), name), by))
+        now = [arg.clone() if isinstance(arg, Tensor) else arg for arg in args]
+        owner.later(index, partial(getattr(owner.memory_of(index), name), *now))
         return gradient
 
     return handler
@@ -88,15 +88,6 @@ def _is_number(value: Any) -> bool:
     if isinstance(value, Tensor):
         return not isinstance(value, weights.Pending) and value.dim() == 0
     return isinstance(value, int | float)
-
-
-def _zero(gradient: Any) -> Any:
-    found = _on_its_way(gradient)
-    if found is None:
-        return NotImplemented
-    owner, index = found
-    owner.later(index, owner.memory_of(index).zero_)
-    return gradient
 
 
 def _norm(func: Any) -> Handler:
@@ -136,8 +127,8 @@ def _unscale(gradients: Sequence[Any], found_inf: Tensor, inverse_scale: Tensor)
 _SCALING = ("mul_", "multiply_", "div_", "divide_", "true_divide_")
 
 _HANDLERS: dict[Any, Handler] = {
-    **{getattr(Tensor, name): _scaling(name) for name in _SCALING},
-    Tensor.zero_: _zero,
+    **{getattr(Tensor, name): _changing(name, 1) for name in _SCALING},
+    Tensor.zero_: _changing("zero_", 0),
     **weights.for_each((*_SCALING, "zero_")),
     Tensor.detach_: lambda gradient: gradient,
     **{func: _norm(func) for func in norms.FUNCTIONS},

@@ -20,7 +20,12 @@ from syncopate.engine.buckets import FlatBuffer, Trainable
 from syncopate.engine.exchange.layout import Layout, nothing
 from syncopate.engine.exchange.notes import Ranks
 from syncopate.engine.exchange.proxies import norms
-from syncopate.engine.exchange.proxies.weights import WITHOUT_VALUES, for_each, tensors_in
+from syncopate.engine.exchange.proxies.weights import (
+    WITHOUT_VALUES,
+    for_each,
+    tensors_in,
+    with_plain,
+)
 from syncopate.engine.exchange.shares import Shares
 from syncopate.engine.torch_compat import unscale, without_overrides
 from syncopate.errors import EngineError
@@ -265,7 +270,7 @@ def _each_by_itself(name: str) -> Handler:
         # A contribution counts with all its elements; another tensor has the parameter's shape.
         whole = not owner.averaged or name == "zero_" or any(other.dim() for other in others)
         whole = whole or id(gradient.whole) in owner.gathered
-        args, kwargs = tuple(map(_plain, args)), {k: _plain(v) for k, v in kwargs.items()}
+        args, kwargs = _plain((args, kwargs))
         targets = [gradient.whole] if whole else list(gradient.own)
         if owner.averaged and gradient.beside is not None:
             targets.append(gradient.beside)
@@ -278,13 +283,7 @@ def _each_by_itself(name: str) -> Handler:
 
 def _plain(value: Any) -> Any:
     """Return arguments with the memory of partial gradients in the place of these."""
-    if isinstance(value, PartialGradient):
-        return value.whole
-    if isinstance(value, list | tuple) and any(isinstance(t, Tensor) for t in tensors_in(value)):
-        return type(value)(map(_plain, value))
-    if isinstance(value, dict):
-        return {key: _plain(part) for key, part in value.items()}
-    return value
+    return with_plain(value, PartialGradient, lambda gradient: gradient.whole)
 
 
 def _alias(gradient: PartialGradient) -> PartialGradient:

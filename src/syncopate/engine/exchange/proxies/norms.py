@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from syncopate.engine.exchange.proxies.weights import WITHOUT_VALUES, tensors_in
+from syncopate.engine.exchange.proxies.weights import WITHOUT_VALUES, tensors_in, with_plain
 from syncopate.engine.torch_compat import without_overrides
 
 
@@ -88,7 +88,10 @@ class PartialNorm(Tensor):
                 return func(*args, **kwargs)
         lazily = _LAZY.get(func)
         result = None if lazily is None else lazily(func, *args, **kwargs)
-        return func(*_looked_at(args), **_looked_at(kwargs)) if result is None else result
+        if result is not None:
+            return result
+        args, kwargs = with_plain((args, kwargs), PartialNorm, PartialNorm.look)
+        return func(*args, **kwargs)
 
     def look(self) -> Tensor:
         """Return the norms, which the first look asks all ranks for."""
@@ -102,17 +105,6 @@ class PartialNorm(Tensor):
 def _wide(dtype: torch.dtype) -> torch.dtype:
     """Return what a norm is computed in: sums of squares of 16 bits overflow or lose."""
     return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def _looked_at(value: Any) -> Any:
-    """Return arguments with norms in the place of partial ones."""
-    if isinstance(value, PartialNorm):
-        return value.look()
-    if isinstance(value, list | tuple) and any(isinstance(t, Tensor) for t in tensors_in(value)):
-        return type(value)(_looked_at(part) for part in value)
-    if isinstance(value, dict):
-        return {key: _looked_at(part) for key, part in value.items()}
-    return value
 
 
 def _agree(parts: Sequence[_Part], order: float) -> Tensor:

@@ -75,7 +75,6 @@ _METHODS = (
 
 
 def _without_values() -> frozenset[Any]:
-    """Return the functions that do not look at a tensor's values."""
     found: list[Any] = [getattr(Tensor, name) for name in _METHODS]
     for name in _PROPERTIES:
         attribute = getattr(Tensor, name)
@@ -144,6 +143,17 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(part)
     elif isinstance(value, dict):
         yield from tensors_in(list(value.values()))
+
+
+def with_plain(value: Any, kind: type, plain: Callable[[Any], Tensor]) -> Any:
+    """Return arguments of a function of torch with ``plain(it)`` for each tensor of ``kind``."""
+    if isinstance(value, kind):
+        return plain(value)
+    if isinstance(value, list | tuple) and any(isinstance(t, Tensor) for t in tensors_in(value)):
+        return type(value)(with_plain(part, kind, plain) for part in value)
+    if isinstance(value, dict):
+        return {key: with_plain(part, kind, plain) for key, part in value.items()}
+    return value
 
 
 def for_each(names: Iterable[str]) -> dict[Any, Callable[..., None]]:

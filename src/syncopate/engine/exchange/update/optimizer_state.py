@@ -54,10 +54,6 @@ class _Kept(NamedTuple):
     value: Any = None
     on_device: bool = False
 
-    def equals(self, other: _Kept) -> bool:
-        """Whether two ranks say the same, bit by bit."""
-        return _comparable(self) == _comparable(other)
-
 
 _Described = dict[int, dict[str, _Kept]]
 """Per parameter the entries of its state."""
@@ -242,7 +238,9 @@ class OwnedState:
                 differing = [
                     key
                     for key in known.keys() | entries.keys()
-                    if key not in known or key not in entries or not known[key].equals(entries[key])
+                    if key not in known
+                    or key not in entries
+                    or _comparable(known[key]) != _comparable(entries[key])
                 ]
                 if differing:
                     name = self._layout.trainables[index].name
@@ -295,6 +293,7 @@ def _kept(piece: Tensor, key: str, value: Any) -> _Kept:
 
 
 def _comparable(kept: _Kept) -> tuple[Any, ...]:
+    """Return what is equal where two ranks say the same, bit by bit."""
     value = kept.value
     if isinstance(value, Tensor):
         bits = value.contiguous().reshape(-1).view(torch.uint8).tolist()
