@@ -35,6 +35,8 @@ from syncopate.engine.trailer import Note, Said
 class Exchange:
     """One way of training, on one plan.
 
+    Methods that wait for other ranks raise CollectiveError where one is lost or late.
+
     Args:
         row: its parts.
         layout: of the plan and the model.
@@ -70,11 +72,7 @@ class Exchange:
     # -- forward --------------------------------------------------------------------------------
 
     def refresh_buffers(self) -> None:
-        """Begin a training forward: give this rank the source's buffers.
-
-        Raises:
-            CollectiveError: a rank is lost or late.
-        """
+        """Begin a training forward: give this rank the source's buffers."""
         self._make_up()
         self.update.forward_begins()
         self.model_buffers.forward_begins()
@@ -82,11 +80,7 @@ class Exchange:
     # -- backward -------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Make ready for a backward.
-
-        Raises:
-            CollectiveError: a rank is lost or late.
-        """
+        """Make ready for a backward."""
         self.forget()
         self.pull.begin()
         self.gathering.begin()
@@ -122,31 +116,19 @@ class Exchange:
             self.pull.pushed()
 
     def wait(self) -> Said:
-        """Wait for all pushes, divide the sums, and return what the ranks reported.
-
-        Raises:
-            CollectiveError: a rank is lost or late.
-        """
+        """Wait for all pushes, divide the sums, and return what the ranks reported."""
         said = self._push.wait()
         self.gradients.averaged()
         return said
 
     def hear(self) -> Said:
-        """Return what the ranks reported, before a step that need not wait for the averages.
-
-        Raises:
-            CollectiveError: a rank is lost or late.
-        """
+        """Return what the ranks reported, before a step that need not wait for the averages."""
         said = self._push.hear()
         self.gradients.averaged()
         return said
 
     def finish(self) -> None:
-        """Wait for the work that a step left behind it.
-
-        Raises:
-            CollectiveError: a rank is lost or late.
-        """
+        """Wait for the work that a step left behind it."""
         self._push.finish()
 
     # -- the optimizer's step -------------------------------------------------------------------
@@ -161,11 +143,7 @@ class Exchange:
         self.update.begin(optimizer)
 
     def step_ends(self, optimizer: Optimizer) -> None:
-        """Send the updated weights to the ranks that need them.
-
-        Raises:
-            CollectiveError: a rank is lost or late.
-        """
+        """Send the updated weights to the ranks that need them."""
         self._close(self.update.end(optimizer))
 
     def _make_up(self, optimizer: Optimizer | None = None) -> None:
@@ -181,30 +159,18 @@ class Exchange:
 
     @contextmanager
     def global_weights(self) -> Iterator[None]:
-        """Let the parameters hold the weights of all ranks in the block; all ranks enter it.
-
-        Raises:
-            CollectiveError: a rank is lost or late.
-        """
+        """Let the parameters hold the weights of all ranks in the block; all ranks enter it."""
         self._make_up()
         with self.local.global_weights():
             yield
 
     def local_state(self) -> dict[str, Any]:
-        """Return this rank's own state; empty where all ranks have the same weights.
-
-        Raises:
-            CollectiveError: a rank is lost or late.
-        """
+        """Return this rank's own state; empty where all ranks have the same weights."""
         self._make_up()
         return self.local.local_state()
 
     def leave(self) -> None:
-        """Give parameters and optimizers back as they are without the exchange; all ranks call it.
-
-        Raises:
-            CollectiveError: a rank is lost or late.
-        """
+        """Give parameters and optimizers back as without the exchange; all ranks call it."""
         with self.layout.ending:
             self._make_up()
             self.update.put_back()

@@ -23,6 +23,8 @@ from syncopate.engine.torch_compat import without_overrides
 class FlatWeights:
     """The weights of an exchange in flat memory, and the collectives that bring them.
 
+    Methods that wait for these raise CollectiveError where a rank is lost or late.
+
     Attributes:
         arriving: held while what brings weights is launched or waited for.
         compiled: whether every step waits for all weights; see ``weights``, [Note: compiled code].
@@ -66,9 +68,6 @@ class FlatWeights:
 
         Args:
             keys: identities of the flat buffers to look into.
-
-        Raises:
-            CollectiveError: a rank is lost or late.
         """
         for key in keys:
             self.arrive(key)
@@ -94,11 +93,7 @@ class FlatWeights:
         return id(part) in self._pending
 
     def arrive(self, key: int) -> None:
-        """Wait for the weights of the flat buffer of the identity ``key``, in any thread.
-
-        Raises:
-            CollectiveError: a rank is lost or late.
-        """
+        """Wait for the weights of the flat buffer of the identity ``key``, in any thread."""
         with self.arriving:
             if pending := self._pending.get(key):
                 self._await(pending, self._parts[key])
@@ -120,11 +115,7 @@ class FlatWeights:
         self.compiled = self.compiled or bool(self._pending)
 
     def ready(self) -> None:
-        """Wait until every weight has come.
-
-        Raises:
-            CollectiveError: a rank is lost or late.
-        """
+        """Wait until every weight has come."""
         for key in list(self._pending):
             self.arrive(key)
 

@@ -99,7 +99,10 @@ def _recipe(device: torch.device) -> Recipe:
 
 
 class Ranks:
-    """Small collectives of all ranks, at a place that every rank reaches."""
+    """Small collectives of all ranks, at a place that every rank reaches.
+
+    They raise CollectiveError where a rank is lost or late.
+    """
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -107,11 +110,7 @@ class Ranks:
         self._recipe = _recipe(self._device)
 
     def everyone(self, values: Tensor) -> Tensor:
-        """Return every rank's ``values``, one-dimensional, one rank a row; all ranks call it.
-
-        Raises:
-            CollectiveError: a rank is lost or late.
-        """
+        """Return every rank's ``values``, one-dimensional, one rank a row; all ranks call it."""
         ranks = self._layout.communicator
         table = values.new_zeros(ranks.world_size, values.numel())
         table[ranks.rank] = values
@@ -120,19 +119,11 @@ class Ranks:
         return table
 
     def meet(self) -> None:
-        """Wait for all ranks; all call it.
-
-        Raises:
-            CollectiveError: a rank is lost or late.
-        """
+        """Wait for all ranks; all call it."""
         self.everyone(torch.zeros(1, device=self._device))
 
     def anyone(self, here: bool) -> bool:
-        """Return whether ``here`` is true on any rank; all ranks call it.
-
-        Raises:
-            CollectiveError: a rank is lost or late.
-        """
+        """Return whether ``here`` is true on any rank; all ranks call it."""
         flag = torch.tensor([here], dtype=torch.float32, device=self._device)
         return bool(self.everyone(flag).amax())
 

@@ -53,7 +53,7 @@ class Flight:
 
 
 class Flights:
-    """The flights of an exchange.
+    """The flights of an exchange; waits raise CollectiveError where a rank is lost or late.
 
     Attributes:
         owner: answers what a script asks of a gradient on its way.
@@ -95,21 +95,13 @@ class Flights:
                 weights.expect(flight.awaited, Waiter(self, key), averages.AwaitedAverage)
 
     def ready(self) -> None:
-        """Wait for all flights.
-
-        Raises:
-            CollectiveError: a rank is lost or late.
-        """
+        """Wait for all flights."""
         for key in list(self._under_way):
             self.arrive(key)
 
     @torch.no_grad()
     def arrive(self, key: int) -> None:
-        """Wait for a flight, and do what is to be done then; once, in any thread.
-
-        Raises:
-            CollectiveError: a rank is lost or late.
-        """
+        """Wait for a flight, and do what is to be done then; once, in any thread."""
         if key not in self._under_way:
             return
         with self.lock:
