@@ -410,8 +410,7 @@ class Rank:
         It waited for its channel where that was free later than computation was over, or just now.
         """
         sent, begun_s = self._messages, self._messages.start_s
-        apart = [sent.lane, sent.name] if self._run.by_turns else [sent.channel]
-        channel = coded(apart)
+        channel = coded([sent.lane, sent.name] if self._run.by_turns else [sent.channel])
         computed_s = self._free_s[np.searchsorted(self._start_s, begun_s, "right")]
         place = np.searchsorted(self._paused_s, begun_s + SEAM_S, "right")
         computed_s = np.maximum(computed_s, np.append(-np.inf, self._paused_s)[place])
