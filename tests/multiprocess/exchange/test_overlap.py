@@ -246,10 +246,11 @@ def pulls_of_two_steps(model: Any, plan: Plan, rank: int) -> list[int]:
         model(batch(rank, step, 3, 6)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-    identical_everywhere(model.parameters())
-    model.syncopate.detach()
     kind = EXCHANGES[plan.exchange]
-    return [event[2] for event in events if event[:2] == ("launch", kind.pull)]
+    pulled = [event[2] for event in events if event[:2] == ("launch", kind.pull)]
+    identical_everywhere(model.parameters())
+    model.syncopate.detach()  # which gathers the optimizer's state
+    return pulled
 
 
 def everything(rank: int, world_size: int) -> int:
