@@ -1,10 +1,12 @@
-"""How often execution changes the source file in one step of training, exchange by exchange.
+"""How often execution changes the source file in a step, a start, a push, and an explanation.
 
 A way that a gradient goes is easy to follow where it changes files seldom. Two processes train a
 small model. In each of several steps every thread's calls and returns are watched: one that comes
 to a file of this package (or of ``torch.nn.parallel``, for DDP) from any other file is a change.
 Reported is the median step: in the thread that trains, and in all threads together, some of which
-go round while they wait. No times matter, so that any machine will do.
+go round while they wait. A start is one call of ``distribute`` with a plan. A push is
+one of a tensor to a server, waited for. An explanation is of ten recorded iterations of both
+ranks. No times matter, so that any machine will do.
 
     python benchmarks/changes_of_file.py
     python benchmarks/changes_of_file.py --json changes_of_file.json
@@ -41,7 +43,9 @@ from syncopate.paramserver.job import Job
 from syncopate.paramserver.launch import free_port
 from syncopate.paramserver.scheduler import Scheduler
 from syncopate.paramserver.server import ParameterServer
+from syncopate.paramserver.worker import KVStore
 from syncopate.protocol.rules import Rules
+from syncopate.tracing.capture import trace
 
 RANKS = 2
 LAYERS, WIDTH = 6, 64
@@ -63,10 +67,20 @@ KINDS: dict[str, tuple[str, Delay | LocalSGD | None]] = {
 }
 """Name -> exchange and delay."""
 
+OTHERS = {"start": "allreduce", "push": "served", "explain": "allreduce"}
+"""What else is counted -> the exchange that it is counted with."""
+
+RECORDED = 10
+"""Iterations that an explanation is of."""
+
 QUICK = ("DDP", "allreduce", "decoupled")
 """Names that show that it runs."""
 
 _FOLDERS = (str(Path(syncopate.__file__).parent), str(Path(nn.parallel.__file__).parent))
+
+
+Found = list[tuple[int, int]]
+"""Changes in the calling thread and in all, each time."""
 
 
 class Changes:
@@ -108,9 +122,14 @@ def model_of() -> nn.Module:
     return nn.Sequential(*layers)
 
 
-def wrapped(kind: str, job: Job | None) -> tuple[Any, Any, Any]:
-    """Return a model that trains by ``kind``, its optimizer, and the store if it has one."""
-    exchange, delay = KINDS[kind]
+def wrapped(
+    kind: str, job: Job | None, changes: Changes | None = None
+) -> tuple[Any, Any, KVStore | None]:
+    """Return a model that trains by ``kind``, its optimizer, and the store if it has one.
+
+    ``changes``, where given, are counted while ``distribute`` is under way.
+    """
+    exchange, delay = KINDS.get(kind) or (OTHERS[kind], None)
     model: Any = model_of()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     if not exchange:
@@ -119,40 +138,94 @@ def wrapped(kind: str, job: Job | None) -> tuple[Any, Any, Any]:
     plan = safe_plan("small", tensors[::-1], RANKS, BUCKET_BYTES)
     store, told = None, {}
     if job is not None:
-        store = told["exchange"] = syncopate.KVStore(Rules(), job=job)
+        store = told["exchange"] = KVStore(Rules(), job=job)
     if exchange != "allreduce":
         plan = carried_by(exchange, plan, 1)
     if delay is not None:
         plan = plan.delayed(delay)
+    if changes is not None:
+        changes.begin()
     return *distribute(model, optimizer, plan=plan, **told), store
 
 
 def count(rank: int, kind: str, file: str, job: Job | None, told: Any) -> None:
-    """Train on one rank; tell the changes of each counted step."""
+    """Be one rank; tell the changes of each step, push or start that was counted."""
     torch.set_num_threads(1)
     changes = Changes()
     threading.setprofile(changes)
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=RANKS)
-    served = None if job is None else replace(job, rank=rank)
-    model, optimizer, store = wrapped(kind, served)
-    data = torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(rank))
+    counter = {"start": starts, "push": pushes, "explain": recorded}.get(kind, steps)
+    found = counter(changes, kind, None if job is None else replace(job, rank=rank), file)
+    sys.setprofile(None)
+    if not rank:
+        told.send(found)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def steps(changes: Changes, kind: str, job: Job | None, _: str) -> Found:
+    """Count the changes of each step behind the warm-up."""
+    model, optimizer, store = wrapped(kind, job)
     found = []
     sys.setprofile(changes)
     for step in range(WARMUP + COUNTED * PERIOD):
         if step >= WARMUP:
             changes.begin()
-        model(data).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        train(model, optimizer)
         if step >= WARMUP:
             found.append(changes.end())
     sys.setprofile(None)
-    if not rank:
-        told.send(found)
     dist.barrier()
     if store is not None:
         store.close()
-    dist.destroy_process_group()
+    return found
+
+
+def starts(changes: Changes, kind: str, job: Job | None, _: str) -> Found:
+    """Count the changes of one call of ``distribute``."""
+    sys.setprofile(changes)
+    wrapped(kind, job, changes)
+    return [changes.end()]
+
+
+def pushes(changes: Changes, _: str, job: Job | None, __: str) -> Found:
+    """Count the changes of each push of a tensor."""
+    found = []
+    with KVStore(Rules(), job=job) as store:
+        store.init({"weight": torch.zeros(WIDTH)})
+        sys.setprofile(changes)
+        for _step in range(WARMUP + COUNTED):
+            changes.begin()
+            store.push("weight", torch.ones(WIDTH)).wait()
+            found.append(changes.end())
+    return found[WARMUP:]
+
+
+def recorded(_: Changes, kind: str, job: Job | None, file: str) -> Found:
+    """Record some iterations beside ``file``, which :func:`explained` reads."""
+    model, optimizer, _store = wrapped(kind, job)
+    train(model, optimizer)
+    with trace(f"{file}.run"):
+        for _step in range(RECORDED + 1):
+            train(model, optimizer)
+    return []
+
+
+def explained(folder: str) -> Found:
+    """Count the changes of an explanation of what was recorded."""
+    changes = Changes()
+    sys.setprofile(changes)
+    changes.begin()
+    syncopate.explain(folder)
+    sys.setprofile(None)
+    return [changes.end()]
+
+
+def train(model: Any, optimizer: Any) -> None:
+    """Train one step."""
+    model(torch.ones(8, WIDTH)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 def serve(job: Job) -> None:
@@ -161,11 +234,12 @@ def serve(job: Job) -> None:
 
 
 def measured(kind: str) -> dict[str, float]:
-    """Return the median changes of a step in the thread that trains and in all, by period."""
+    """Return the median changes in the thread that trains, or asks, and in all."""
     context = multiprocessing.get_context("spawn")
     job = None
     processes: list[Any] = []
-    if KINDS[kind][0] == "served":
+    exchange, _ = KINDS.get(kind) or (OTHERS[kind], None)
+    if exchange == "served":
         job = Job(port=free_port(), servers=1, workers=RANKS)
         threading.Thread(target=Scheduler(job).run, daemon=True).start()
         processes.append(context.Process(target=serve, args=(replace(job, rank=0),)))
@@ -182,10 +256,13 @@ def measured(kind: str) -> dict[str, float]:
         found = ours.recv()
         for process in processes:
             process.join()
+        if kind == "explain":
+            found = explained(f"{file}.run")
+    period = PERIOD if kind in KINDS else 1
     # A step with a pull or an average counts as a share of its period.
-    periods = [found[start : start + PERIOD] for start in range(0, len(found), PERIOD)]
+    periods = [found[start : start + period] for start in range(0, len(found), period)]
     main, every = (
-        statistics.median(sum(step[place] for step in period) / PERIOD for period in periods)
+        statistics.median(sum(step[place] for step in steps) / period for steps in periods)
         for place in (0, 1)
     )
     return {"training_thread": main, "all_threads": every}
@@ -193,8 +270,9 @@ def measured(kind: str) -> dict[str, float]:
 
 def main() -> None:
     """Count and print."""
+    everything = [*KINDS, *OTHERS]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
+    parser.add_argument("--kinds", nargs="+", default=everything, choices=everything)
     parser.add_argument("--json", type=Path, help="where to write the counts")
     parser.add_argument("--quick", action="store_true", help="DDP and two exchanges")
     arguments = parser.parse_args()
