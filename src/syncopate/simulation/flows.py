@@ -14,7 +14,7 @@ from typing import NamedTuple
 from syncopate.artifacts.cluster import Cluster
 from syncopate.costs.flows.kernel import play
 from syncopate.costs.flows.traffic import Traffic, traffic_of
-from syncopate.costs.schedule.messages import FloatArray
+from syncopate.costs.model.pieces import FloatArray
 from syncopate.errors import InvalidValueError
 from syncopate.schedules.base import Schedule
 

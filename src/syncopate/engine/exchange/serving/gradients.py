@@ -18,8 +18,8 @@ from torch import Tensor
 from syncopate.engine.exchange.layout import Layout
 from syncopate.engine.exchange.parts import Gradients, Missing
 from syncopate.engine.exchange.proxies import gradients
-from syncopate.engine.exchange.proxies.gradients import PartialGradient
-from syncopate.engine.exchange.proxies.partial_gradients import Partial, PartialGradients
+from syncopate.engine.exchange.proxies.gradients import Partial, PartialGradient
+from syncopate.engine.exchange.proxies.partial_gradients import PartialGradients
 from syncopate.engine.exchange.proxies.weights import WITHOUT_VALUES, tensors_in
 from syncopate.engine.exchange.serving.submissions import Submissions
 from syncopate.errors import EngineError
