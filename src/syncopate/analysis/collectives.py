@@ -186,7 +186,7 @@ def transferring(found: Collectives, *columns: NDArray[Any]) -> tuple[Numbers, N
     """Return how long at least one of the rows that agree in some columns was transferring.
 
     Returns:
-        The place of the first of those that agree, which each row is of, and seconds.
+        The place of each group's first row; the group of each row; the seconds of each group.
     """
     _, place, group = np.unique(coded(columns), return_index=True, return_inverse=True)
     moving = pieces(group, found.moves_s, found.spans.end_s[found.rows])

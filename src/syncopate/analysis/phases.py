@@ -127,7 +127,7 @@ def cut(spans: Spans, group: NDArray[Any]) -> tuple[Pieces, Mask, Numbers]:
     """Return the pieces of the time of groups of spans.
 
     Returns:
-        The pieces, in which of them is computed, and how many messages are under way in each.
+        The pieces; whether a rank computes in each; how many messages are under way in each.
     """
     kinds = (spans.in_lanes(*COMPUTATION), stalling(spans), spans.in_lanes(*COMMUNICATION))
     counted = np.logical_or.reduce(kinds)

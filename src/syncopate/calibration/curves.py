@@ -376,7 +376,7 @@ def duration(moments: Sequence[tuple[float, float]], shared_clock: bool) -> floa
 
 
 def hopeless(name: str, points: Points) -> float | None:
-    """Return how many times the best an algorithm takes that is not worth measuring on, else None.
+    """Return an algorithm's time over the best one's; None where it is worth measuring on.
 
     The two largest sizes measured decide.
     """

@@ -287,7 +287,7 @@ def _with_one_order(
     """Take the order of the ranks, of one entry per rank, out of recipes that all follow the same.
 
     Returns:
-        The buckets, and their order; none where they follow none, or several.
+        The buckets without it, and the order; empty where recipes follow none, or several.
     """
     recipes = [recipe for bucket in buckets for _, recipe in bucket.recipes]
     orders = {recipe.options.get(ORDER) for recipe in recipes if recipe.algorithm != NATIVE}

@@ -181,7 +181,7 @@ class TraceWriter:
     def thin(self, *, last: bool = False) -> None:
         """Keep what is to be kept alone, in a new file that takes the place of this.
 
-        It does so where the file has grown.
+        A file that has not grown stays as it is.
 
         Args:
             last: nothing is written any more: do so wherever a number of iterations was asked for,

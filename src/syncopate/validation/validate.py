@@ -51,9 +51,9 @@ def validate(
         ArtifactError: the file is damaged, or cannot be written.
         KeyboardInterrupt: the user stopped; the file has what was done.
     """
-    known = Validation.load(path) if path is not None and Path(path).exists() else Validation()
-    if again:
-        known = Validation()
+    known = Validation()
+    if path is not None and Path(path).exists() and not again:
+        known = Validation.load(path)
     known = structs.replace(known, points=(*gpu_points(), *known.of(LAB)))
     left = left_of(points, known)
     if left:

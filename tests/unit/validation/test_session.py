@@ -15,7 +15,7 @@ import pytest
 
 import syncopate
 from syncopate.artifacts.timeline import Span, Timeline
-from syncopate.errors import InvalidValueError, SyncopateError
+from syncopate.errors import ArtifactError, InvalidValueError, SyncopateError
 from syncopate.validation import session, validate
 from syncopate.validation.expected import plan_of, predicted_s
 from syncopate.validation.grid import POINTS, cells
@@ -175,6 +175,9 @@ def test_only_what_is_missing_is_measured(monkeypatch, lab, tmp_path):
     assert len(jobs) == 1 + 2 * 4
     assert json.loads(path.read_text())["metadata"]["cores"] == str(os.cpu_count())
     # Anew: the calibration and both cells.
+    path.write_text('{"kind":"validation","schema_version":1}')  # of an earlier version
+    with pytest.raises(ArtifactError, match="version 1 is not readable"):
+        syncopate.validate(path, points=2)
     assert len(syncopate.validate(path, points=2, again=True).of(LAB)) == 2
     assert len(jobs) == 2 * (1 + 2 * 4)
 

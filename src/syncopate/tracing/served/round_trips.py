@@ -18,7 +18,8 @@ _Slice = tuple[str, int, int]
 def round_trips(run: Run) -> Iterator[RoundTrip]:
     """Yield the round trips of slices in the iterations that a run shows.
 
-    Those that were captured whole, of workers with a rank, by the time of its timeline.
+    Only a slice counts that was captured whole, of a worker with a rank. Times are those of the
+    run's timeline.
     """
     served = run.served
     if served is None:

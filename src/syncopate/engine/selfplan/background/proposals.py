@@ -137,8 +137,8 @@ def proposals(
 ) -> list[Contender]:
     """Return the plans worth a turn, each once, the known ones first.
 
-    Those take a turn in any case: DDP's buckets in true ready order, and the plan before where a
-    training plans again. Overlap is taken to cost what the cluster's interference says.
+    The known ones take a turn in any case: DDP's buckets in true ready order, and the plan before
+    where a training plans again. Overlap is taken to cost what the cluster's interference says.
 
     Raises:
         PlanError: no plan can be made.
@@ -213,7 +213,7 @@ def explained(
 ) -> Contender:
     """Return a contender as the others' turns let expect it; see [Note: unexplained time].
 
-    Everyone is all that took turns.
+    ``everyone`` is the contenders that took turns, this one among them.
     """
     others = [other for other in everyone if other.name != one.name]
     beyond_s = _beyond_s(others, workload, cluster)
