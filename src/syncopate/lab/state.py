@@ -169,7 +169,7 @@ def clean() -> list[str]:
     # record has no owner.
     orphans = _lab_namespaces()
     removed = set()
-    for path in FOLDER.glob("*.json"):
+    for path in FOLDER.glob("[0-9a-f]" * 6 + ".json"):
         orphans.pop(path.stem, None)
         with _locked(path) as dead:
             if dead and not _is_standing(path):

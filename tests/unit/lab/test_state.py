@@ -56,7 +56,9 @@ def test_a_damaged_record_is_named_and_cleaned(folders):
     state.state_file("00000a").write_text("{")
     with pytest.raises(ArtifactError, match=r"00000a\.json"):
         state.recorded()
+    (state.FOLDER / "notes.json").write_text("of another program")
     assert state.clean() == ["00000a"]
+    assert [path.name for path in state.FOLDER.iterdir()] == ["notes.json"]
 
 
 def test_a_standing_lab_is_found_by_name_or_when_it_is_the_only_one(folders):

@@ -9,8 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from syncopate.analysis.causes.explanation import explanation
+from syncopate.analysis.path import Segment
 from syncopate.artifacts.timeline import Span, Timeline
 from syncopate.artifacts.timelines.round_trip import RoundTrip
+from syncopate.reports.pages import parts
 from syncopate.reports.pages.evidence import Evidence, alike
 from syncopate.reports.pages.parts import division
 from syncopate.reports.pages.run import run_page
@@ -102,6 +104,16 @@ def test_who_waits_for_whom(page):
     cells = {int(rank): re.findall(r"<td[^>]*>([^<]*)</td>", row) for rank, row in rows}
     assert cells[0] == ["–", "3", "0", "0"]
     assert cells[1] == ["0", "–", "0", "0"]
+
+
+def test_a_path_over_many_ranks_says_how_many_are_left_out(monkeypatch):
+    """Each of 20 ranks is on the path for a second; 16 have a row."""
+    path = [Segment(rank, "backward", "b", float(rank), rank + 1.0) for rank in range(20)]
+    monkeypatch.setattr(parts, "critical_path", lambda *_: path)
+    said = seen(page_of(slow_rank()))
+    assert "4 more ranks are on it, each for no longer than those below." in said
+    monkeypatch.setattr(parts, "critical_path", lambda *_: path[:16])
+    assert "more ranks are on it" not in seen(page_of(slow_rank()))
 
 
 def test_names_hold_markup_and_stay_text():

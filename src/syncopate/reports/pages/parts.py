@@ -327,6 +327,7 @@ def path(timeline: Timeline, iteration: int) -> dict[str, Any]:
     return {
         "iteration": iteration,
         "lasts": format_seconds(total_s),
+        "left_out": len(by_rank) - len(most),
         "rows": [
             {
                 "rank": rank,
