@@ -1,1 +1,1 @@
-"""``syncopate demo``: the whole story on local processes and real data, in under two minutes."""
+"""``syncopate demo``: the whole story on local processes and real data, in about two minutes."""

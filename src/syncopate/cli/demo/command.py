@@ -36,7 +36,7 @@ def demo(
 ) -> None:
     """Measure, plan, train, compare with DDP and predict, on local processes and real data.
 
-    Four ranks train ResNet-20 on scikit-learn's handwritten digits, in under two minutes on two
+    Four ranks train ResNet-20 on scikit-learn's handwritten digits, in about two minutes on two
     cores. Everything it prints is measured on the way, or predicted and held against that.
 
     For example:
@@ -58,7 +58,7 @@ def demo(
             Text.assemble(
                 ("Syncopate", "bold"),
                 f": {local} local ranks train ResNet-20 on handwritten digits.\n"
-                "Six chapters, under two minutes; Ctrl-C ends all ranks.",
+                "Six chapters, about two minutes; Ctrl-C ends all ranks.",
             )
         )
         ranks.start_if_asked(local)
