@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -212,7 +213,8 @@ def test_one_variable_records_a_script_under_torchrun(tmp_path):
     assert abs(late_s["bucket 0"]) < SLEEP_S / 2 < late_s["bucket 1"]
     said = CliRunner().invoke(app, ["explain", str(tmp_path / "run")]).stdout
     assert "rank 1 computes longer than the others" in said
-    assert "it comes later than the others to bucket 1 by " in said
+    # On a busy machine bucket 0 may be late by some milliseconds, too.
+    assert re.search(r"it comes later than the others to (bucket 0 by [^,]+, )?bucket 1 by ", said)
 
 
 def test_spawned_ranks_are_recorded_that_fail_or_are_killed(tmp_path):
