@@ -23,7 +23,7 @@ without what the run tells of its own network.
 
 Needs root on Linux, and the machine for itself. A training takes about half a minute. With
 ``--traces`` what was measured is kept, and measured no more: what is left is played within seconds,
-by anybody.
+on any machine.
 """
 
 from __future__ import annotations
