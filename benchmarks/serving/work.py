@@ -19,11 +19,10 @@ from contest.conduct import reopened
 from syncopate import KVStore
 from syncopate.artifacts.artifact import Artifact, Record
 from syncopate.lab.topology import TCP_GOODPUT
-from syncopate.paramserver.tensors import name_of
 from syncopate.protocol.limits import Limits
 from syncopate.protocol.placement.layout import Layout, TensorSpec
 from syncopate.protocol.rules import SGD, Rules
-from syncopate.units import MIB
+from syncopate.units import MIB, dtype_name
 from syncopate.zoo import ResNet50
 
 LARGE, SMALL, MANY = "large", "small", "many"
@@ -179,7 +178,7 @@ def flattened(sets: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 def layout_of(sets: Mapping[str, Mapping[str, Tensor]], servers: int) -> Layout:
     """Return how the servers share the tensors."""
-    specs = [TensorSpec(n, name_of(t.dtype), t.numel()) for n, t in flattened(sets).items()]
+    specs = [TensorSpec(n, dtype_name(t.dtype), t.numel()) for n, t in flattened(sets).items()]
     return Layout(specs, servers, LIMITS.slice_bytes)
 
 

@@ -88,6 +88,11 @@ def dtype_bytes(dtype: str) -> int:
         raise UnknownNameError("dtype", dtype, DTYPE_BYTES) from None
 
 
+def dtype_name(dtype: object) -> str:
+    """Return the name of one of torch's element types, such as ``"float32"``."""
+    return str(dtype).removeprefix("torch.")
+
+
 def parse_bytes(text: str) -> int:
     """Read a size such as ``"64MiB"``, ``"25MB"``, ``"4k"`` (KiB) or ``"512"`` into bytes."""
     return round(_parse(text, dict(_BYTE_UNITS), "size", "64MiB"))

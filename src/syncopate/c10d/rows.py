@@ -10,6 +10,7 @@ from torch import Tensor
 
 from syncopate.collectives.shards import lengths
 from syncopate.errors import InvalidValueError
+from syncopate.units import dtype_name
 
 _RULE = "a dense one in a CPU's memory; CUDA tensors are NCCL's: init_process_group('nccl')"
 
@@ -46,7 +47,7 @@ class Rows:
     @property
     def shape(self) -> str:
         """For labels: ``"1024 float32"``."""
-        return f"{self.numel} {str(self.dtype).removeprefix('torch.')}"
+        return f"{self.numel} {dtype_name(self.dtype)}"
 
     @property
     def nbytes(self) -> int:

@@ -14,6 +14,7 @@ from syncopate.artifacts.plan import FSDP, Bucket, Plan, plain_name
 from syncopate.artifacts.sharding import blocks
 from syncopate.artifacts.timelines.gradients import is_recorded
 from syncopate.errors import InvalidValueError, PlanError
+from syncopate.units import dtype_name
 
 _SAID_BY_PLAN = ("reshard_after_forward", "ignored_params")
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)
@@ -82,7 +83,7 @@ def wrap(model: nn.Module, plan: Plan, how: Mapping[str, Any]) -> list[Unit]:
 def _require_fit(model: nn.Module, plan: Plan) -> None:
     """Refuse a plan for another model or number of ranks."""
     tensors = [
-        (plain_name(name), one.numel(), str(one.dtype).removeprefix("torch."))
+        (plain_name(name), one.numel(), dtype_name(one.dtype))
         for name, one in model.named_parameters()
         if one.requires_grad
     ]

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 
 from syncopate.schedules.base import chunk_offsets
+from syncopate.units import dtype_name
 
 Bounds = tuple[int, ...]
 """Where each rank's shard begins, and at the end the elements of the buffer."""
@@ -71,7 +72,7 @@ class Form(NamedTuple):
         if self.reduction != "sum":
             label += f" {self.reduction}"
         if self.narrow is not None:
-            label += f" as {str(self.narrow).removeprefix('torch.')}"
+            label += f" as {dtype_name(self.narrow)}"
         if self.bounds is None:
             return label
         text = str(self.bounds)

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from syncopate.artifacts.plan import Plan, joined
 from syncopate.errors import EngineError
 from syncopate.recipe import Recipe, wire_dtype_of
+from syncopate.units import dtype_name
 
 
 @dataclass(frozen=True)
@@ -58,11 +59,6 @@ class Place(NamedTuple):
 
     apart: Hashable = ()
     order: int = 0
-
-
-def dtype_name(tensor: Tensor) -> str:
-    """Return the dtype as plans and workloads write it, such as ``"float32"``."""
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 @dataclass(eq=False)
@@ -132,7 +128,7 @@ class FlatBuffer:
         self.nbytes = self.wire.nbytes
         self.messages: tuple[Message, ...] = ()
         self._stops = (0, *cuts, numel)
-        travels_as = wire_dtype_of(dtype_name(flat), wire_dtype)
+        travels_as = wire_dtype_of(dtype_name(flat.dtype), wire_dtype)
         self.wire_dtype = self.wire.dtype if flat.is_complex() else getattr(torch, travels_as)
         # Only float16 can overflow in the sum; it is averaged before, at some loss of small values.
         self.averaged_before = self.wire_dtype == torch.float16

@@ -14,13 +14,13 @@ from syncopate.paramserver.tensors import (
     dtype_of,
     flat_bytes,
     is_direct,
-    name_of,
     part_of,
 )
 from syncopate.protocol.placement.bundle import BUNDLE
 from syncopate.protocol.placement.layout import Layout, TensorSpec
 from syncopate.protocol.placement.piece import Slice
 from syncopate.protocol.rules import OptimizerRule, Rules
+from syncopate.units import dtype_name
 
 
 class Declared:
@@ -47,7 +47,7 @@ class Declared:
             UnknownNameError: an element type that is not sent.
         """
         self._specs = [
-            TensorSpec(name, name_of(each.dtype), each.numel(), groups.get(name, 0))
+            TensorSpec(name, dtype_name(each.dtype), each.numel(), groups.get(name, 0))
             for name, each in tensors.items()
         ]
         self._slice_bytes, self._apart = slice_bytes, rules.apart
@@ -81,8 +81,9 @@ class Declared:
             if tensor is None:
                 continue
             if tensor.numel() != numel or tensor.dtype != dtype:
-                rule = f"{numel} elements of {name_of(dtype)}, as init() was given"
-                raise InvalidValueError(key, f"{tensor.numel()} of {name_of(tensor.dtype)}", rule)
+                rule = f"{numel} elements of {dtype_name(dtype)}, as init() was given"
+                found_as = f"{tensor.numel()} of {dtype_name(tensor.dtype)}"
+                raise InvalidValueError(key, found_as, rule)
         return found
 
 

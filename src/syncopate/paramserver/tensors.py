@@ -109,8 +109,3 @@ def dtype_of(name: str) -> torch.dtype:
     dtype = getattr(torch, name)
     assert isinstance(dtype, torch.dtype)
     return dtype
-
-
-def name_of(dtype: torch.dtype) -> str:
-    """Return the name of torch's element type, such as ``"float32"``."""
-    return str(dtype).removeprefix("torch.")

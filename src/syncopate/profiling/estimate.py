@@ -23,11 +23,12 @@ from syncopate.collectives.messages.piggyback import riding_bytes
 from syncopate.errors import CalibrationError, InvalidValueError
 from syncopate.profiling.builder import as_task, story
 from syncopate.profiling.devices import Device, device_named
-from syncopate.profiling.profile import batch_size, dtype_name, iterate, require_measurable
+from syncopate.profiling.profile import batch_size, iterate, require_measurable
 from syncopate.profiling.roofline import Roofline, RooflineClock, Work
 from syncopate.profiling.samples import Iteration, workload
 from syncopate.profiling.stamps import StampedModel
 from syncopate.profiling.unshardable import looked_at_whole
+from syncopate.units import dtype_name
 from syncopate.zoo.task import Task
 
 EFFICIENCY = 0.65
@@ -139,7 +140,7 @@ def estimated(
         if not _lacks_values(error):
             raise
         raise _reads_values(task.title, error) from error
-    sizes = {name: (p.numel(), dtype_name(p)) for name, p in parameters.items()}
+    sizes = {name: (p.numel(), dtype_name(p.dtype)) for name, p in parameters.items()}
     counted = _operations(iteration, stamped, clock)
     facts = _facts(task, parameters, roofline) | {
         "flops": f"forward {counted.forward_s:.4g}, backward {counted.backward_s:.4g}"
@@ -246,7 +247,7 @@ def _operations(iteration: Iteration, stamped: StampedModel, clock: RooflineCloc
 
 
 def _facts(task: Task, parameters: Mapping[str, Tensor], roofline: Roofline) -> dict[str, str]:
-    dtypes = sorted({dtype_name(p) for p in parameters.values()})
+    dtypes = sorted({dtype_name(p.dtype) for p in parameters.values()})
     computed = roofline.compute or dtypes[-1]
     device = roofline.device
     facts = {

@@ -34,6 +34,7 @@ from syncopate.profiling.stamps import StampedModel
 from syncopate.profiling.state import preserved, trainable
 from syncopate.profiling.unshardable import looked_at_whole
 from syncopate.tracing.clocks import clock_for
+from syncopate.units import dtype_name
 from syncopate.zoo.task import Task
 
 
@@ -276,7 +277,7 @@ def _agree(
         own: the iterations, facts, names of whole parameters, and bytes of buffers.
         group: the ranks.
     """
-    sizes = {name: (p.numel(), dtype_name(p)) for name, p in parameters.items()}
+    sizes = {name: (p.numel(), dtype_name(p.dtype)) for name, p in parameters.items()}
     ranks = _all_gather((sizes, *own), group)
     for rank, (theirs, *_) in enumerate(ranks):
         if theirs != ranks[0][0]:
@@ -309,7 +310,7 @@ def _facts(
     warmup: int,
     iterations: int,
 ) -> dict[str, str]:
-    dtypes = sorted({dtype_name(p) for p in parameters.values()})
+    dtypes = sorted({dtype_name(p.dtype) for p in parameters.values()})
     facts = {
         "device": torch.cuda.get_device_name(where) if where.type == "cuda" else where.type,
         "dtype": ", ".join(dtypes),
@@ -331,8 +332,3 @@ def batch_size(inputs: Any) -> int | None:
     if isinstance(inputs, tuple | list):
         return next((size for item in inputs if (size := batch_size(item)) is not None), None)
     return int(inputs.shape[0]) if isinstance(inputs, Tensor) and inputs.dim() else None
-
-
-def dtype_name(parameter: Tensor) -> str:
-    """Return the dtype of a parameter by torch's name, such as ``"float32"``."""
-    return str(parameter.dtype).removeprefix("torch.")

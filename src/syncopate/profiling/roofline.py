@@ -32,6 +32,7 @@ from torch.utils.flop_counter import flop_registry
 
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.profiling.devices import TF32, Device
+from syncopate.units import dtype_name
 
 KERNEL_S = 3.8e-6
 """What the shortest kernel takes from launch to launch, on a V100: NVIDIA, Getting Started with
@@ -156,7 +157,7 @@ class RooflineClock(TorchDispatchMode):
         formula = _FORMULAS.get(packet) or flop_registry.get(packet)
         flops = float(formula(*args, **told, out_val=out)) if formula else 0.0
         dtype = next((t.dtype for t in (*read, *written) if t.is_floating_point()), torch.float32)
-        seconds = self._roofline.seconds(flops, nbytes, str(dtype).removeprefix("torch."))
+        seconds = self._roofline.seconds(flops, nbytes, dtype_name(dtype))
         done = self._done
         self._done = Work(done.seconds + seconds, done.flops + flops, done.nbytes + nbytes)
 

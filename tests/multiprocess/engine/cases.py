@@ -21,7 +21,7 @@ from syncopate.engine.distribute import distribute
 from syncopate.planning import filled_to, make_plan
 from syncopate.recipe import NATIVE, Recipe
 from syncopate.schedules.base import chunk_offsets
-from syncopate.units import dtype_bytes
+from syncopate.units import dtype_bytes, dtype_name
 from tests.multiprocess.harness import Cases
 
 TIMEOUT_S = 60.0
@@ -34,7 +34,7 @@ def planned(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 
 def tensors_of(model: nn.Module) -> list[tuple[str, int, str]]:
-    return [(name, p.numel(), str(p.dtype).removeprefix("torch.")) for name, p in planned(model)]
+    return [(name, p.numel(), dtype_name(p.dtype)) for name, p in planned(model)]
 
 
 def plan_of(

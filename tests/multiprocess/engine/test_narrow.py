@@ -17,6 +17,7 @@ from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.engine.distribute import distribute
 from syncopate.planning import make_plan
 from syncopate.recipe import NATIVE, WIRE_DTYPES
+from syncopate.units import dtype_name
 from tests.multiprocess.engine.cases import (
     TIMEOUT_S,
     data,
@@ -328,7 +329,7 @@ def mixed(rank: int, p: int) -> tuple[list[str], list[float]]:
     assert model.syncopate.plan.wire_dtype == "bfloat16"
     model(1 + 2.0**-10).backward()
     pushes = model.syncopate.exchange.traffic.pushes
-    kinds = [str(push.part.wire_dtype).removeprefix("torch.") for push in pushes]
+    kinds = [dtype_name(push.part.wire_dtype) for push in pushes]
     found = [float(weight.grad[0].real) for weight in model.weights]
     model.syncopate.detach()
     return kinds, found

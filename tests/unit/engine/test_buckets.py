@@ -11,6 +11,7 @@ from syncopate.artifacts.workload import fingerprint
 from syncopate.engine.buckets import FlatBuffer, Place, Trainable, build_buckets
 from syncopate.errors import EngineError
 from syncopate.recipe import Recipe
+from syncopate.units import dtype_name
 
 
 def _trainables(*parameters: nn.Parameter) -> list[Trainable]:
@@ -91,7 +92,7 @@ def test_sparse_gradients_are_refused() -> None:
 def test_one_buffer_per_dtype_and_the_tail_at_the_end() -> None:
     dtypes = [torch.float32, torch.float64, torch.float32, torch.float16]
     trainables = _trainables(*(nn.Parameter(torch.zeros(2, dtype=dtype)) for dtype in dtypes))
-    tensors = [(t.name, 2, str(t.parameter.dtype).removeprefix("torch.")) for t in trainables]
+    tensors = [(t.name, 2, dtype_name(t.parameter.dtype)) for t in trainables]
     plan = Plan(
         model="m",
         fingerprint=fingerprint(tensors),

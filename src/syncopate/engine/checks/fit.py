@@ -10,12 +10,13 @@ import torch
 from syncopate.artifacts.plan import DECOUPLED, EXCHANGES, SERVED, Plan
 from syncopate.collectives.request import schedule_of
 from syncopate.delay import Delay, LocalSGD
-from syncopate.engine.buckets import Trainable, dtype_name
+from syncopate.engine.buckets import Trainable
 from syncopate.engine.checks.agreement import Checks, Fact
 from syncopate.engine.exchange.delay.rules import require_rule
 from syncopate.engine.exchange.groups import parameters_of
 from syncopate.engine.exchange.optimizers import kind_of, trained_by
 from syncopate.errors import EngineError, InvalidValueError
+from syncopate.units import dtype_name
 
 Tensors = tuple[tuple[str, int, str], ...]
 """``(name, numel, dtype)`` of every exchanged gradient."""
@@ -23,7 +24,7 @@ Tensors = tuple[tuple[str, int, str], ...]
 
 def tensors_of(trainables: Sequence[Trainable]) -> Tensors:
     """Return the name, size and type of every gradient, as a plan must have them."""
-    return tuple((t.name, t.parameter.numel(), dtype_name(t.parameter)) for t in trainables)
+    return tuple((t.name, t.parameter.numel(), dtype_name(t.parameter.dtype)) for t in trainables)
 
 
 def require_fit(

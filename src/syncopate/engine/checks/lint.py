@@ -18,7 +18,6 @@ import torch
 from torch import nn
 
 from syncopate.collectives.messages.piggyback import ride_of
-from syncopate.engine.buckets import dtype_name
 from syncopate.engine.checkpoint import listed
 from syncopate.engine.checks import soundness
 from syncopate.engine.checks.findings import (
@@ -38,6 +37,7 @@ from syncopate.engine.model import ownership
 from syncopate.engine.selfplan.wishes import Wishes
 from syncopate.engine.torch_compat import step_hooks
 from syncopate.errors import EngineError, SyncopateError
+from syncopate.units import dtype_name
 
 
 class _Subject(NamedTuple):
@@ -359,7 +359,7 @@ def _shared_by_optimizers(subject: _Subject) -> Iterator[Finding]:
 def _dtypes(subject: _Subject) -> Iterator[Finding]:
     by_dtype: dict[str, str] = {}
     for name, parameter in subject.trained:
-        by_dtype.setdefault(dtype_name(parameter), name)
+        by_dtype.setdefault(dtype_name(parameter.dtype), name)
     if len(by_dtype) > 1:
         yield Finding(
             COSTS,

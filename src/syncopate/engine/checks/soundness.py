@@ -27,7 +27,7 @@ from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import DECOUPLED, EXCHANGES, SERVED, Plan, plain_name
 from syncopate.collectives.store import Store
 from syncopate.delay import Delay, LocalSGD, delay_of
-from syncopate.engine.buckets import Trainable, dtype_name
+from syncopate.engine.buckets import Trainable
 from syncopate.engine.checks.agreement import Checks, Fact
 from syncopate.engine.checks.fit import require_delay, require_whole_weights
 from syncopate.engine.checks.sparse import (
@@ -45,7 +45,7 @@ from syncopate.engine.model import module as modules
 from syncopate.engine.model import ownership
 from syncopate.engine.selfplan.wishes import PLANNED, Wishes
 from syncopate.errors import EngineError, InvalidValueError, UnknownNameError
-from syncopate.units import dtype_bytes
+from syncopate.units import dtype_bytes, dtype_name
 
 
 @dataclass(frozen=True)
@@ -245,7 +245,7 @@ def require_parameter(name: str, parameter: nn.Parameter) -> None:
             "tensors (no sharding)"
         )
     if parameter.requires_grad:
-        dtype_bytes(dtype_name(parameter))
+        dtype_bytes(dtype_name(parameter.dtype))
 
 
 def _trainables(

@@ -30,12 +30,11 @@ from syncopate.artifacts.plan import Plan
 from syncopate.collectives import Communicator
 from syncopate.collectives.handle import Handle
 from syncopate.engine import console
-from syncopate.engine.buckets import dtype_name
 from syncopate.engine.checks.agreement import explaining
 from syncopate.engine.ddp.buckets import Message, PlannedBuckets
 from syncopate.engine.torch_compat import NO_BACKWARD, at_end_of_backward, graph_task_id
 from syncopate.recipe import wire_dtype_of
-from syncopate.units import format_count, format_seconds
+from syncopate.units import dtype_name, format_count, format_seconds
 
 _SETTLED = 2
 """The backward from which on DDP's buckets stay."""
@@ -113,7 +112,7 @@ class Carrier:
         key = (self._start, buffer.numel(), buffer.dtype)
         if key not in self._known:
             plan = self._planned.plan
-            dtype = getattr(torch, wire_dtype_of(dtype_name(buffer), plan.wire_dtype))
+            dtype = getattr(torch, wire_dtype_of(dtype_name(buffer.dtype), plan.wire_dtype))
             narrow = None if dtype == buffer.dtype or buffer.is_complex() else dtype
             messages = self._planned.messages(self._start, buffer)
             half = (narrow or buffer.dtype) == torch.float16

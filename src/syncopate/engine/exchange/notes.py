@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from syncopate.engine.buckets import BucketBuffers, dtype_name
+from syncopate.engine.buckets import BucketBuffers
 from syncopate.engine.checks.agreement import explaining
 from syncopate.engine.exchange.layout import Layout, arrived
 from syncopate.engine.model.state import Buffers
 from syncopate.engine.trailer import Said, Trailer
 from syncopate.recipe import NATIVE, Recipe, wire_dtype_of
+from syncopate.units import dtype_name
 
 
 class RidingNotes(Trailer):
@@ -25,10 +26,10 @@ class RidingNotes(Trailer):
 
     def __init__(self, layout: Layout) -> None:
         by_name = {trainable.name: trainable for trainable in layout.trainables}
-        carrier = [by_name[name].parameter for name in layout.plan.buckets[-1].tensors]
+        dtypes = [by_name[name].parameter.dtype for name in layout.plan.buckets[-1].tensors]
         # It rides with the last dtype of the last bucket.
-        dtype = list(dict.fromkeys(map(dtype_name, carrier)))[-1]
-        wire_dtype = getattr(torch, wire_dtype_of(dtype, layout.plan.wire_dtype))
+        dtype = list(dict.fromkeys(dtypes))[-1]
+        wire_dtype = getattr(torch, wire_dtype_of(dtype_name(dtype), layout.plan.wire_dtype))
         super().__init__(*_form(layout), wire_dtype)
         self.rides = self.elements
 

@@ -16,13 +16,14 @@ from syncopate.paramserver.rows.frames import SomeRows, ascends, bytes_of, paylo
 from syncopate.paramserver.rows.hashing import Ids, servers_of
 from syncopate.paramserver.rows.index import Slots
 from syncopate.paramserver.session import Session
-from syncopate.paramserver.tensors import aligned, dtype_of, is_direct, name_of
+from syncopate.paramserver.tensors import aligned, dtype_of, is_direct
 from syncopate.protocol import messages as msg
 from syncopate.protocol.limits import Limits
 from syncopate.protocol.placement.bundle import Place
 from syncopate.protocol.placement.piece import Slice, TableSlice
 from syncopate.protocol.rules import STEPS, Rules
 from syncopate.protocol.table import MOST_TABLES, Table, columns_of, key_of, require_rows
+from syncopate.units import dtype_name
 
 IDS, WEIGHTS = "ids", "weights"
 _ID_DTYPES = (torch.int32, torch.int64)
@@ -298,7 +299,7 @@ class Tables:
         """Return numbers of rows, flat, as integers of 64 bits."""
         given = torch.from_numpy(ids) if isinstance(ids, np.ndarray) else ids
         if not isinstance(given, Tensor) or given.dtype not in _ID_DTYPES:
-            what = name_of(given.dtype) if isinstance(given, Tensor) else type(ids).__name__
+            what = dtype_name(given.dtype) if isinstance(given, Tensor) else type(ids).__name__
             raise InvalidValueError(f"ids of {key!r}", what, "a tensor of int32 or int64")
         flat = given.detach().cpu().reshape(-1).to(torch.int64).numpy()
         rows = self.of(key).rows
@@ -312,7 +313,7 @@ class Tables:
         table = self.of(key)
         width = values.shape[-1] if values.dim() else 0
         fits = values.numel() == len(ids) * table.width and (width == table.width or not len(ids))
-        if not fits or name_of(values.dtype) != table.dtype:
+        if not fits or dtype_name(values.dtype) != table.dtype:
             rule = f"{len(ids)} rows of {table.width} elements of {table.dtype}"
             raise InvalidValueError(f"{what} of {key!r}", _described(values), rule)
         return values.detach().cpu().reshape(-1, table.width)
@@ -326,7 +327,7 @@ def whole_table(key: str, table: Tensor) -> tuple[Table, dict[str, Tensor]]:
     """
     if table.dim() != 2:
         raise InvalidValueError(f"the table {key!r}", _described(table), "of shape (rows, width)")
-    kind = Table(rows=table.shape[0], width=table.shape[1], dtype=name_of(table.dtype))
+    kind = Table(rows=table.shape[0], width=table.shape[1], dtype=dtype_name(table.dtype))
     return kind, {IDS: torch.arange(table.shape[0]), WEIGHTS: table.detach()}
 
 
@@ -339,7 +340,7 @@ def _filling(found: Tensor, place: Tensor | slice) -> Taken:
 
 
 def _described(tensor: Tensor) -> str:
-    return f"{tuple(tensor.shape)} of {name_of(tensor.dtype)}"
+    return f"{tuple(tensor.shape)} of {dtype_name(tensor.dtype)}"
 
 
 def _joined(parts: Sequence[SomeRows], steps: int) -> dict[str, Tensor]:

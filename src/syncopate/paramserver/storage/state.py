@@ -36,10 +36,11 @@ from syncopate.artifacts.artifact import Artifact
 from syncopate.errors import ArtifactError
 from syncopate.output import UNFINISHED, write_output
 from syncopate.paramserver.storage.durable import AGAIN_S, is_full, save_durably, sync_folder
-from syncopate.paramserver.tensors import dtype_of, flat_bytes, name_of
+from syncopate.paramserver.tensors import dtype_of, flat_bytes
 from syncopate.protocol.placement.piece import Slice, TableSlice
 from syncopate.protocol.rules import Rules
 from syncopate.protocol.slice import Position
+from syncopate.units import dtype_name
 
 _MAGIC = b"SYNCSEG1"
 _LENGTH = struct.Struct("<Q")
@@ -401,7 +402,7 @@ def encoded(run: str, records: Mapping[int, Record]) -> bytes:
         _Entry(
             key,
             record.position,
-            tuple(_Field(n, name_of(t.dtype), t.numel()) for n, t in record.tensors.items()),
+            tuple(_Field(n, dtype_name(t.dtype), t.numel()) for n, t in record.tensors.items()),
             record.adds,
             record.whole_nbytes,
         )

@@ -18,8 +18,8 @@ from torch import Tensor
 from syncopate.errors import ParameterServerError
 from syncopate.paramserver.storage import optimizers
 from syncopate.paramserver.storage.optimizers import State
-from syncopate.paramserver.tensors import name_of
 from syncopate.protocol.rules import MEAN_SQUARE, STEPS, OptimizerRule, Updater
+from syncopate.units import dtype_name
 
 Updating = Callable[[float | None, Tensor, Tensor, State], None]
 """Updates weights by a gradient and what is remembered, at a learning rate or that of the rule."""
@@ -113,7 +113,7 @@ class _Step:
             dtype, shape = (torch.int64, (1,)) if steps else (weights.dtype, weights.shape)
             if isinstance(value, Tensor) and (value.dtype, value.shape) == (dtype, shape):
                 return
-            rule = f"a tensor of {name_of(dtype)}, shape {tuple(shape)}"
+            rule = f"a tensor of {dtype_name(dtype)}, shape {tuple(shape)}"
         else:
             rule = f"one of those that its rule names: {', '.join(self._rule.state) or 'none'}"
         what = f"{type(value).__name__} as state {name!r}"
