@@ -15,6 +15,7 @@ from syncopate.artifacts.cluster import Cluster
 from syncopate.costs.flows.kernel import play
 from syncopate.costs.flows.traffic import Traffic, traffic_of
 from syncopate.costs.model.pieces import FloatArray
+from syncopate.costs.schedule.links import Machines
 from syncopate.errors import InvalidValueError
 from syncopate.schedules.base import Schedule
 
@@ -97,4 +98,4 @@ def _traffic(case: Case) -> Traffic:
     if not len(schedule.table) or not case.nbytes > 0:
         what = f"bytes that {schedule.title} sends"
         raise InvalidValueError(what, 0, "more than none")
-    return traffic_of(schedule, cluster.joining, cluster.placement, cluster.reduction_s_per_byte)
+    return traffic_of(schedule, Machines.of(cluster)._replace(levels=cluster.joining))

@@ -45,7 +45,7 @@ from syncopate.costs.model.collective import fixed_cost
 from syncopate.costs.model.functions import CostFunction, Costs, Envelope, LinearCost, VariantCost
 from syncopate.costs.model.pieces import IntArray
 from syncopate.costs.model.unmeasured import for_native
-from syncopate.costs.schedule.links import rank_units
+from syncopate.costs.schedule.links import Machines
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.recipe import NATIVE, SERVERS
 
@@ -178,7 +178,7 @@ def all_reduce_cost(cluster: Cluster, aggregation: Aggregation) -> LinearCost:
     ]
     if levels[top:]:  # what the outermost switch passes on, the unit adds up that is quickest at it
         sums = streams[-1].sum()
-        outer = zip(streams[top:], levels[top:], rank_units(levels[top:], ()), strict=False)
+        outer = zip(streams[top:], levels[top:], Machines(levels[top:]).units(), strict=False)
         into_s = [(sums - k[unit]) * level.byte_time_s for k, level, unit in outer]
         links_s.append(float(np.max(into_s, axis=0).min()))
     byte_s = max(*links_s, 1 / aggregation.rate_bytes_per_s)

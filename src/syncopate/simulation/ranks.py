@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from syncopate.artifacts.cluster import Cluster, Interference
 from syncopate.artifacts.workload import Workload
 from syncopate.costs.model.pieces import FloatArray
-from syncopate.costs.schedule.links import rank_units
+from syncopate.costs.schedule.links import Machines
 from syncopate.delay import Delay
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.simulation.fluid import Collective, Machine, Piece, Run
@@ -124,7 +124,7 @@ def hosts_of(cluster: Cluster) -> tuple[str, ...]:
     """Return the host of each rank: by name where hosts have names, else ``"0"``, ``"1"``, .."""
     if cluster.hosts:
         return cluster.hosts
-    host = rank_units(cluster.levels, cluster.placement)[cluster.first_outer]
+    host = Machines.of(cluster).units()[cluster.first_outer]
     return tuple(map(str, host.tolist()))
 
 

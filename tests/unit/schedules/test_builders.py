@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from syncopate.artifacts.cluster import Cluster, Level
-from syncopate.costs.schedule.links import levels_apart
+from syncopate.costs.schedule.links import Machines
 from syncopate.schedules.algorithms.linear_pipeline import DEFAULT_BLOCKS
 from syncopate.schedules.base import Schedule, Transfer
 from syncopate.schedules.factors import default_factors
@@ -149,7 +149,7 @@ def test_halving_doubling_exchanges_the_large_messages_within_the_host(hosts):
     )
     schedule = build("all_reduce", "halving_doubling", Cluster(name="", levels=levels).world_size)
     table = schedule.table
-    far = levels_apart(levels, (), table.src.astype(int), table.dst.astype(int)) == 1
+    far = Machines(levels).apart(table.src.astype(int), table.dst.astype(int)) == 1
     share = (table.stop - table.start)[far].sum() / schedule.chunks / schedule.world_size
     assert share == pytest.approx(2 * (hosts - 1) / hosts / 4)
 
@@ -243,7 +243,7 @@ def test_blueconnect_sends_little_over_outer_levels(factors):
     ):
         schedule = build(collective, name, p, factors=factors)
         table = schedule.table
-        apart = levels_apart(levels, (), table.src.astype(int), table.dst.astype(int))
+        apart = Machines(levels).apart(table.src.astype(int), table.dst.astype(int))
         share = np.bincount(apart, table.stop - table.start, len(factors)) / schedule.chunks / p
         inner = np.cumprod((1, *factors))
         expected = [ways * (size - 1) / inner[i + 1] for i, size in enumerate(factors)]

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from syncopate.artifacts.level import Level, unit_counts
+from syncopate.artifacts.level import unit_counts
 from syncopate.costs.model.pieces import FloatArray, IntArray
-from syncopate.costs.schedule.links import rank_units
+from syncopate.costs.schedule.links import Machines
 from syncopate.costs.schedule.messages import ordered_messages
 from syncopate.schedules.base import Schedule
 
@@ -78,18 +78,14 @@ class Traffic:
         return np.asarray(np.bincount(self.links.ravel(), each, len(self.rate) + 1)[:-1], float)
 
 
-def traffic_of(
-    schedule: Schedule, levels: tuple[Level, ...], placement: tuple[int, ...], gamma: float
-) -> Traffic:
+def traffic_of(schedule: Schedule, machines: Machines) -> Traffic:
     """Return the messages of ``schedule``, each by itself.
 
     Args:
         schedule: one with at least one transfer.
-        levels: innermost first, those that join anything.
-        placement: the rank at each position, or empty.
-        gamma: γ, seconds of reduction per byte.
+        machines: with those levels alone that join anything.
     """
-    found = ordered_messages(schedule, levels, placement)
+    found = ordered_messages(schedule, machines)
     order = np.concatenate([pick for pick, _ in found.turns])
     layer = np.repeat(np.arange(len(found.turns)), [len(pick) for pick, _ in found.turns])
     begins_round = np.array([first for _, first in found.turns])
@@ -98,8 +94,8 @@ def traffic_of(
     links: list[IntArray] = []
     rates: list[FloatArray] = []
     count = 0
-    units, within = unit_counts(levels), rank_units(levels, placement)
-    for index, level in enumerate(levels):
+    units, within = unit_counts(machines.levels), machines.units()
+    for index, level in enumerate(machines.levels):
         for end in (src, dst):
             links.append(np.where(apart >= index, count + within[index][end], -1))
             rates.append(np.full(units[index], level.bandwidth_bytes_per_s))
@@ -107,9 +103,9 @@ def traffic_of(
     rate = np.concatenate(rates)
     table = np.stack(links, axis=1)
     return Traffic(
-        latency_s=np.array([level.latency_s for level in levels])[apart],
+        latency_s=np.array([level.latency_s for level in machines.levels])[apart],
         share=found.chunks[order] / schedule.chunks,
-        addition_s=gamma * found.reduced[order] / schedule.chunks,
+        addition_s=machines.reduction_s_per_byte * found.reduced[order] / schedule.chunks,
         weight=np.ones(len(order)),
         links=np.where(table < 0, count, table),
         rate=rate,

@@ -37,7 +37,7 @@ from syncopate.artifacts.level import unit_counts
 from syncopate.artifacts.plan import SERVED, Bucket
 from syncopate.artifacts.workload import Workload
 from syncopate.costs.model.remembered import remembered
-from syncopate.costs.schedule.links import rank_units
+from syncopate.costs.schedule.links import Machines
 from syncopate.errors import InvalidValueError, PredictionError
 from syncopate.recipe import ROOTED, SERVERS
 from syncopate.schedules.conditions import Place, conditions
@@ -122,7 +122,7 @@ def served_s_per_byte(cluster: Cluster, servers: int) -> float:
     outermost level.
     """
     seconds = 0.0
-    for level, unit in zip(cluster.levels, rank_units(cluster.levels, ()), strict=True):
+    for level, unit in zip(cluster.levels, Machines(cluster.levels).units(), strict=True):
         if level.joins or level is cluster.levels[-1]:
             seconds = max(seconds, int(np.bincount(unit).max()) * level.byte_time_s)
     return max(seconds, cluster.world_size / servers * cluster.levels[-1].byte_time_s)
@@ -187,8 +187,7 @@ def _busiest_root(cluster: Cluster, by_root: Mapping[int, int]) -> float:
     """Return what the busiest unit sends with these roots, as a share of that with a single one."""
     nbytes = sum(by_root.values())
     most = 0.0
-    units = rank_units(cluster.levels, cluster.placement)
-    for level, unit in zip(cluster.levels, units, strict=True):
+    for level, unit in zip(cluster.levels, Machines.of(cluster).units(), strict=True):
         of_unit: Counter[int] = Counter()
         for root, held in by_root.items():
             of_unit[int(unit[root])] += held

@@ -15,9 +15,8 @@ from functools import lru_cache
 import numpy as np
 
 from syncopate.artifacts.cluster import Cluster, LinearFit
-from syncopate.artifacts.level import Level
 from syncopate.costs.model.pieces import FloatArray, IntArray
-from syncopate.costs.schedule.links import levels_apart, rank_units
+from syncopate.costs.schedule.links import Machines
 from syncopate.schedules.base import Schedule
 
 
@@ -31,7 +30,7 @@ def congestion_lines(schedule: Schedule, cluster: Cluster) -> tuple[LinearFit, .
     """
     if len(cluster.levels) == 1 or not len(schedule.table):
         return ()
-    busy = _busy(schedule, cluster.levels, cluster.placement)
+    busy = _busy(schedule, Machines.of(cluster))
     # Level 0 joins single ranks, whose ports the longest path already counts.
     return tuple(
         LinearFit(a_s=0.0, b_s_per_byte=s_per_byte)
@@ -48,20 +47,18 @@ def busiest_s_per_byte(schedule: Schedule, cluster: Cluster) -> float:
     """
     if not len(schedule.table):
         return 0.0
-    return max(_busy(schedule, cluster.levels, cluster.placement))
+    return max(_busy(schedule, Machines.of(cluster)))
 
 
 @lru_cache(maxsize=256)
-def _busy(
-    schedule: Schedule, levels: tuple[Level, ...], placement: tuple[int, ...]
-) -> tuple[float, ...]:
+def _busy(schedule: Schedule, machines: Machines) -> tuple[float, ...]:
     """Return per level the seconds that its busiest link needs for a byte of the buffer."""
     table = schedule.table
     src, dst = table.src.astype(np.int64), table.dst.astype(np.int64)
     share = (table.stop - table.start) / schedule.chunks
-    apart = levels_apart(levels, placement, src, dst)
+    apart = machines.apart(src, dst)
     found = []
-    for index, (level, unit) in enumerate(zip(levels, rank_units(levels, placement), strict=True)):
+    for index, (level, unit) in enumerate(zip(machines.levels, machines.units(), strict=True)):
         leaving = 0.0
         if level.joins:
             leaving = _busiest(unit[src], unit[dst], share, apart >= index)

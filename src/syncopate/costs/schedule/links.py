@@ -14,47 +14,61 @@ links.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
+from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.level import Level, unit_counts
 from syncopate.costs.model.pieces import FloatArray, IntArray
 
 
-def levels_apart(
-    levels: tuple[Level, ...], placement: tuple[int, ...], a: IntArray, b: IntArray
-) -> IntArray:
-    """Return the index of the level between ranks ``a`` and ``b``, elementwise.
+class Machines(NamedTuple):
+    """What the price of a schedule depends on, of a cluster; prices are remembered by it.
 
-    The array form of :meth:`syncopate.artifacts.cluster.Cluster.level_between`: two ranks are apart
-    at every level whose unit they do not share, and the message crosses the outermost.
+    Attributes:
+        levels: innermost first.
+        placement: the rank at each position, or empty.
+        reduction_s_per_byte: γ.
     """
-    places = rank_units(levels, placement)
-    apart = [of_rank[a] != of_rank[b] for of_rank in places[1:]]
-    return np.asarray(np.count_nonzero(apart, axis=0)) if apart else np.zeros(len(a), np.int64)
 
+    levels: tuple[Level, ...]
+    placement: tuple[int, ...] = ()
+    reduction_s_per_byte: float = 0.0
 
-def rank_units(levels: Sequence[Level], placement: tuple[int, ...]) -> list[IntArray]:
-    """Return for each level which of the units that it joins a rank is in, shape (ranks,) each.
+    @classmethod
+    def of(cls, cluster: Cluster) -> Machines:
+        """Return those of a cluster, with all its levels."""
+        return cls(cluster.levels, cluster.placement, cluster.reduction_s_per_byte)
 
-    The innermost joins ranks: there it is where the rank sits.
-    """
-    ranks = unit_counts(levels)[0]
-    unit = np.argsort(placement) if placement else np.arange(ranks)
-    found = []
-    for level in levels:
-        found.append(unit)
-        if isinstance(level.size, int):
-            unit = unit // level.size
-        else:
-            unit = np.searchsorted(np.cumsum(level.size), unit, side="right")
-    return found
+    def apart(self, a: IntArray, b: IntArray) -> IntArray:
+        """Return the index of the level between ranks ``a`` and ``b``, elementwise.
+
+        The array form of :meth:`syncopate.artifacts.cluster.Cluster.level_between`: two ranks are
+        apart at every level whose unit they do not share, and the message crosses the outermost.
+        """
+        apart = [of_rank[a] != of_rank[b] for of_rank in self.units()[1:]]
+        return np.asarray(np.count_nonzero(apart, axis=0)) if apart else np.zeros(len(a), np.int64)
+
+    def units(self) -> list[IntArray]:
+        """Return for each level which of the units that it joins a rank is in, shape (ranks,) each.
+
+        The innermost joins ranks: there it is where the rank sits.
+        """
+        ranks = unit_counts(self.levels)[0]
+        unit = np.argsort(self.placement) if self.placement else np.arange(ranks)
+        found = []
+        for level in self.levels:
+            found.append(unit)
+            if isinstance(level.size, int):
+                unit = unit // level.size
+            else:
+                unit = np.searchsorted(np.cumsum(level.size), unit, side="right")
+        return found
 
 
 def wire_times(
-    levels: tuple[Level, ...],
-    placement: tuple[int, ...],
+    machines: Machines,
     ends: tuple[IntArray, IntArray],
     sizes: IntArray,
     turns: IntArray,
@@ -64,8 +78,7 @@ def wire_times(
     """Return how long each message is on the wire, start-up not counted.
 
     Args:
-        levels: innermost first.
-        placement: the rank at each position, or empty.
+        machines: that send them.
         ends: sending and receiving ranks, shape (m,) each.
         sizes: of the messages in any unit, shape (m,); whole numbers, so that sums are exact.
         turns: messages with the same number are on their way at the same time, shape (m,).
@@ -75,10 +88,10 @@ def wire_times(
     Returns:
         Seconds for a unit of one byte, shape (m,).
     """
-    apart = levels_apart(levels, placement, *ends)
+    apart = machines.apart(*ends)
     seconds = np.zeros(len(sizes))
-    counts = unit_counts(levels)
-    for index, (level, unit) in enumerate(zip(levels, rank_units(levels, placement), strict=True)):
+    counts = unit_counts(machines.levels)
+    for index, (level, unit) in enumerate(zip(machines.levels, machines.units(), strict=True)):
         if level.joins:
             passing = np.flatnonzero(apart >= index)
             for end in ends:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from syncopate.artifacts.cluster import Cluster
 from syncopate.costs.model.pieces import FloatArray, IntArray
+from syncopate.costs.schedule.links import Machines
 from syncopate.costs.schedule.relay import Rounds, Turn, rounds_of
 from syncopate.schedules.base import Schedule
 from syncopate.schedules.blocks import MAX_BLOCKS, block_count
@@ -133,7 +134,7 @@ def loads(
         counts: elements of the whole buffer, shape (sizes,).
         itemsize: bytes per element.
     """
-    known = rounds_of(schedule, cluster.levels, cluster.placement)
+    known = rounds_of(schedule, Machines.of(cluster))
     shares = np.divmod(counts, schedule.chunks)
     had = np.ones((schedule.world_size, len(counts)))
     for turns in known.turns:
@@ -179,7 +180,7 @@ def joined(schedules: Sequence[Iterator[Round]], ranks: int, ports: Sequence[int
 
 def ports_of(schedule: Schedule, cluster: Cluster) -> int:
     """Return how many ports a rank has in a schedule with at least one transfer."""
-    known: Rounds = rounds_of(schedule, cluster.levels, cluster.placement)
+    known: Rounds = rounds_of(schedule, Machines.of(cluster))
     return known.ports
 
 

@@ -13,9 +13,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from syncopate.artifacts.level import Level
 from syncopate.costs.model.pieces import FloatArray, IntArray
-from syncopate.costs.schedule.links import levels_apart, wire_times
+from syncopate.costs.schedule.links import Machines, wire_times
 from syncopate.schedules.base import REDUCE, Schedule, Transfers
 
 
@@ -55,26 +54,23 @@ class Messages:
         return self.dst * self.ports + (self.apart if self.ports > 1 else 0)
 
 
-def ordered_messages(
-    schedule: Schedule, levels: tuple[Level, ...], placement: tuple[int, ...]
-) -> Messages:
+def ordered_messages(schedule: Schedule, machines: Machines) -> Messages:
     """Merge a schedule's transfers into messages and cut its rounds at contended ports.
 
     Args:
         schedule: one with at least one transfer.
-        levels: innermost first.
-        placement: the rank at each position, or empty.
+        machines: that send them.
     """
     table = schedule.table
     begins, chunks, reduced = _merge(table)
     src, dst = table.src[begins].astype(np.int64), table.dst[begins].astype(np.int64)
-    apart = levels_apart(levels, placement, src, dst)
+    apart = machines.apart(src, dst)
     edges = np.flatnonzero(np.diff(table.round[begins], prepend=-1, append=-1)).tolist()
     rounds = list(pairwise(edges))
     # A single port will do where no rank has two messages in any round.
     ports = 1
     if any(_contended(src[low:high], dst[low:high]) for low, high in rounds):
-        ports = len(levels)
+        ports = len(machines.levels)
     port = apart if ports > 1 else 0
     out, into = src * ports + port, dst * ports + port
     turns: list[tuple[IntArray, bool]] = []
@@ -93,26 +89,23 @@ def ordered_messages(
     )
 
 
-def messages_of(
-    schedule: Schedule, levels: tuple[Level, ...], placement: tuple[int, ...]
-) -> tuple[Messages, FloatArray]:
+def messages_of(schedule: Schedule, machines: Machines) -> tuple[Messages, FloatArray]:
     """Return the messages, and how long each is on the wire beside those of the same turn.
 
     Args:
         schedule: one with at least one transfer.
-        levels: innermost first.
-        placement: the rank at each position, or empty.
+        machines: that send them.
 
     Returns:
         The messages, and seconds per byte of the whole buffer, shape (m,).
     """
-    found = ordered_messages(schedule, levels, placement)
+    found = ordered_messages(schedule, machines)
     numbers = np.empty(len(found.src), np.int64)
     for number, (pick, _) in enumerate(found.turns):
         numbers[pick] = number
     ends = found.src, found.dst
     one_each = found.ports == 1
-    wire = wire_times(levels, placement, ends, found.chunks, numbers, one_each=one_each)
+    wire = wire_times(machines, ends, found.chunks, numbers, one_each=one_each)
     return found, wire / schedule.chunks
 
 

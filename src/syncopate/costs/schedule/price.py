@@ -39,13 +39,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from syncopate.artifacts.cluster import Cluster, LinearFit
-from syncopate.artifacts.level import Level
 from syncopate.costs.flows.classes import by_class
 from syncopate.costs.flows.curve import played_pieces
 from syncopate.costs.flows.kernel import play
 from syncopate.costs.flows.traffic import Traffic, traffic_of
 from syncopate.costs.model.pieces import FloatArray, IntArray, Pieces, highest_line
 from syncopate.costs.schedule.congestion import congestion_lines
+from syncopate.costs.schedule.links import Machines
 from syncopate.costs.schedule.messages import messages_of
 from syncopate.errors import InvalidValueError
 from syncopate.schedules.base import Schedule
@@ -130,7 +130,7 @@ def path_lines(schedule: Schedule, cluster: Cluster) -> tuple[LinearFit, ...]:
         InvalidValueError: the schedule is for another number of ranks than the cluster has.
     """
     _require_ranks(schedule, cluster)
-    return _lines(schedule, cluster.levels, cluster.placement, cluster.reduction_s_per_byte)
+    return _lines(schedule, Machines.of(cluster))
 
 
 def _require_ranks(schedule: Schedule, cluster: Cluster) -> None:
@@ -147,16 +147,14 @@ def _traffic(schedule: Schedule, cluster: Cluster) -> Traffic | None:
     _require_ranks(schedule, cluster)
     if len(cluster.joining) < 2 or not len(schedule.table):
         return None
-    return _classes(schedule, cluster.joining, cluster.placement, cluster.reduction_s_per_byte)
+    return _classes(schedule, Machines.of(cluster)._replace(levels=cluster.joining))
 
 
 @lru_cache(maxsize=64)
-def _classes(
-    schedule: Schedule, levels: tuple[Level, ...], placement: tuple[int, ...], gamma: float
-) -> Traffic | None:
+def _classes(schedule: Schedule, machines: Machines) -> Traffic | None:
     if len(schedule.table) > _MOST_SEEN:
         return None
-    found = by_class(traffic_of(schedule, levels, placement, gamma))
+    found = by_class(traffic_of(schedule, machines))
     return found if len(found) <= MOST_PLAYED else None
 
 
@@ -176,15 +174,13 @@ class _Line(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _lines(
-    schedule: Schedule, levels: tuple[Level, ...], placement: tuple[int, ...], gamma: float
-) -> tuple[LinearFit, ...]:
+def _lines(schedule: Schedule, machines: Machines) -> tuple[LinearFit, ...]:
     """Find all longest paths: split where the outer two cross, until nothing lies above.
 
     The price is convex, so when the two lines that are longest at the ends of an interval are also
     longest where they cross, no other line shows in between.
     """
-    messages, ports = _messages(schedule, levels, placement, gamma)
+    messages, ports = _messages(schedule, machines)
     if not messages:
         return (LinearFit(a_s=0.0, b_s_per_byte=0.0),)
     left = _longest_path(messages, ports, 0.0)
@@ -239,16 +235,14 @@ class _Messages:
     first: bool
 
 
-def _messages(
-    schedule: Schedule, levels: tuple[Level, ...], placement: tuple[int, ...], gamma: float
-) -> tuple[list[_Messages], tuple[int, int]]:
+def _messages(schedule: Schedule, machines: Machines) -> tuple[list[_Messages], tuple[int, int]]:
     """Return the messages of every turn, and the numbers of ranks and of ports per rank."""
     if not len(schedule.table):
         return [], (schedule.world_size, 1)
-    found, wire = messages_of(schedule, levels, placement)
+    found, wire = messages_of(schedule, machines)
     out, into = found.out, found.into
-    latency = np.array([level.latency_s for level in levels])[found.apart]
-    addition = gamma * found.reduced / schedule.chunks
+    latency = np.array([level.latency_s for level in machines.levels])[found.apart]
+    addition = machines.reduction_s_per_byte * found.reduced / schedule.chunks
     turns = [
         _Messages(out[pick], into[pick], latency[pick], wire[pick], addition[pick], first)
         for pick, first in found.turns

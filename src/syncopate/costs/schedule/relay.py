@@ -13,8 +13,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from syncopate.artifacts.level import Level
 from syncopate.costs.model.pieces import FloatArray, IntArray
+from syncopate.costs.schedule.links import Machines
 from syncopate.costs.schedule.messages import Messages, messages_of
 from syncopate.schedules.base import Schedule
 
@@ -83,17 +83,17 @@ class Rounds:
 
 
 @lru_cache(maxsize=64)
-def rounds_of(schedule: Schedule, levels: tuple[Level, ...], placement: tuple[int, ...]) -> Rounds:
+def rounds_of(schedule: Schedule, machines: Machines) -> Rounds:
     """Return the turns of a schedule with at least one transfer.
 
     Args:
         schedule: what is to be played.
-        levels: innermost first.
-        placement: the rank at each position, or empty.
+        machines: what plays it.
     """
-    found, wire_s_per_byte = messages_of(schedule, levels, placement)
+    found, wire_s_per_byte = messages_of(schedule, machines)
     source, offset, share = _handed_on(schedule, found)
     beside = _followed(schedule, found)
+    levels = machines.levels
     latency = np.array([level.latency_s for level in levels])[found.apart]
     lag = np.array([level.burst_bytes * level.byte_time_s for level in levels])[found.apart]
     wire = wire_s_per_byte * schedule.chunks / found.chunks

@@ -22,6 +22,7 @@ from syncopate.costs.model.collective import (
 )
 from syncopate.costs.model.functions import Envelope
 from syncopate.costs.model.pieces import Pieces
+from syncopate.costs.schedule.links import Machines
 from syncopate.costs.schedule.price import price_many
 from syncopate.schedules.registry import build, candidates, fitted
 
@@ -53,7 +54,7 @@ def test_the_cheapest_is_who_it_is_among_prices_that_are_right_everywhere(cluste
 
 def test_a_price_is_right_up_to_far_above_its_rival_and_beyond_is_above_that_too(monkeypatch):
     schedule = build("all_reduce", "recursive_doubling", 15)
-    traffic = by_class(traffic_of(schedule, ODD.joining, (), 1e-11))
+    traffic = by_class(traffic_of(schedule, Machines(ODD.joining, (), 1e-11)))
     rival = Pieces.of([np.inf], [4e-5], [1e-12])
     played: list[float] = []
     play = curve.play

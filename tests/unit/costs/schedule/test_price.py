@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from syncopate.artifacts.cluster import Cluster, Level
-from syncopate.costs.schedule.links import levels_apart
+from syncopate.costs.schedule.links import Machines
 from syncopate.costs.schedule.price import path_lines, price, price_many
 from syncopate.errors import InvalidValueError
 from syncopate.schedules.base import Schedule, Transfer
@@ -134,7 +134,7 @@ def test_registered_algorithms_too(cluster, key):
 def test_levels_apart_is_level_between(cluster):
     ranks = np.arange(cluster.world_size)
     a, b = (grid.ravel() for grid in np.meshgrid(ranks, ranks))
-    found = levels_apart(cluster.levels, cluster.placement, a, b)
+    found = Machines.of(cluster).apart(a, b)
     expected = [cluster.level_between(x, y) for x, y in zip(a.tolist(), b.tolist(), strict=True)]
     assert [cluster.levels[index] for index in found] == expected
 
