@@ -16,13 +16,13 @@ from syncopate.engine.exchange.proxies.averages import AwaitedAverage
 VALUES = torch.tensor([3.0, -4.0])
 
 
-class _Owner:
+class _Flights:
     """Brings one average when it is waited for."""
 
     def __init__(self, known: bool = True) -> None:
         self.memory = torch.zeros(2)
         self.gradient: Any = self.memory.view(2)
-        self.exchange = self  # it is its own waiter
+        self.flights = self  # it is its own waiter
         self.known = known
         self.waits = self.heeded = 0
         self._actions: list[Callable[[], object]] = []
@@ -67,21 +67,21 @@ LATER: dict[str, tuple[Callable[[Any], object], Tensor]] = {
 @pytest.mark.parametrize("what", LATER)
 def test_what_loops_do_in_every_step_is_done_when_the_average_comes(what: str) -> None:
     change, expected = LATER[what]
-    owner = _Owner()
-    change(owner.gradient)
+    flights = _Flights()
+    change(flights.gradient)
     if what != "*=":
-        assert owner.waits == 0
-    assert torch.equal(owner.gradient, expected)
-    assert owner.waits == 1
-    assert type(owner.gradient) is Tensor
+        assert flights.waits == 0
+    assert torch.equal(flights.gradient, expected)
+    assert flights.waits == 1
+    assert type(flights.gradient) is Tensor
 
 
 def test_what_it_is_scaled_by_is_taken_at_once() -> None:
-    owner = _Owner()
+    flights = _Flights()
     by = torch.tensor(2.0)
-    owner.gradient.mul_(by)
+    flights.gradient.mul_(by)
     by.fill_(100.0)
-    assert torch.equal(owner.gradient, 2 * VALUES)
+    assert torch.equal(flights.gradient, 2 * VALUES)
 
 
 @pytest.mark.parametrize(
@@ -95,11 +95,11 @@ def test_what_it_is_scaled_by_is_taken_at_once() -> None:
     ],
 )
 def test_other_changes_wait_and_do_what_they_do(change: Callable[[Tensor], object]) -> None:
-    owner, plain = _Owner(), VALUES.clone()
-    change(owner.gradient)
+    flights, plain = _Flights(), VALUES.clone()
+    change(flights.gradient)
     change(plain)
-    assert (owner.waits, owner.heeded) == (1, 1)
-    assert torch.equal(owner.gradient, plain)
+    assert (flights.waits, flights.heeded) == (1, 1)
+    assert torch.equal(flights.gradient, plain)
 
 
 @pytest.mark.parametrize(
@@ -117,18 +117,18 @@ def test_other_changes_wait_and_do_what_they_do(change: Callable[[Tensor], objec
     ],
 )
 def test_a_look_waits(look: Callable[[Tensor], object]) -> None:
-    owner = _Owner()
-    assert look(owner.gradient) == look(VALUES.clone())
-    assert owner.waits == 1
+    flights = _Flights()
+    assert look(flights.gradient) == look(VALUES.clone())
+    assert flights.waits == 1
 
 
 @pytest.mark.parametrize(
     "ask", [lambda g: g.shape, lambda g: g.dtype, lambda g: g.device, len, lambda g: g.is_sparse]
 )
 def test_what_needs_no_values_does_not_wait(ask: Callable[[Tensor], object]) -> None:
-    owner = _Owner()
-    assert ask(owner.gradient) == ask(VALUES)
-    assert (owner.waits, owner.heeded) == (0, 0)
+    flights = _Flights()
+    assert ask(flights.gradient) == ask(VALUES)
+    assert (flights.waits, flights.heeded) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -142,38 +142,38 @@ def test_what_needs_no_values_does_not_wait(ask: Callable[[Tensor], object]) -> 
     ],
 )
 def test_a_2_norm_is_known_before_the_average(norm: Callable[[Tensor], Tensor]) -> None:
-    owner = _Owner()
-    assert norm(owner.gradient).item() == 5.0
-    assert owner.waits == 0
+    flights = _Flights()
+    assert norm(flights.gradient).item() == 5.0
+    assert flights.waits == 0
 
 
 def test_a_2_norm_that_is_not_known_is_looked_at() -> None:
-    owner = _Owner(known=False)
-    assert owner.gradient.norm().item() == 5.0
-    assert owner.waits == 1
+    flights = _Flights(known=False)
+    assert flights.gradient.norm().item() == 5.0
+    assert flights.waits == 1
 
 
 def test_a_2_norm_of_what_is_scaled_first_is_looked_at() -> None:
-    owner = _Owner()
-    owner.gradient.mul_(2)
-    assert owner.gradient.norm().item() == 10.0
+    flights = _Flights()
+    flights.gradient.mul_(2)
+    assert flights.gradient.norm().item() == 10.0
 
 
 def test_clipping_does_not_wait() -> None:
-    owner = _Owner()
+    flights = _Flights()
     parameter = nn.Parameter(torch.zeros(2))
-    parameter.grad = owner.gradient
+    parameter.grad = flights.gradient
     norm = clip_grad_norm_([parameter], 1.0)
     assert norm.item() == 5.0
-    assert owner.waits == 0
+    assert flights.waits == 0
     torch.testing.assert_close(parameter.grad, VALUES / 5.0)
 
 
 @pytest.mark.parametrize("known", [True, False])
 def test_unscaling(known: bool) -> None:
-    owner = _Owner(known)
+    flights = _Flights(known)
     found = torch.zeros(())
-    torch._amp_foreach_non_finite_check_and_unscale_([owner.gradient], found, torch.tensor(0.5))
-    assert owner.waits == (not known)
-    assert torch.equal(owner.gradient, VALUES / 2)
+    torch._amp_foreach_non_finite_check_and_unscale_([flights.gradient], found, torch.tensor(0.5))
+    assert flights.waits == (not known)
+    assert torch.equal(flights.gradient, VALUES / 2)
     assert found.item() == 0.0

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from syncopate.engine.buckets import Trainable
 from syncopate.engine.exchange.layout import Traffic
 from syncopate.engine.exchange.proxies import weights
+from syncopate.engine.exchange.proxies.averages import AwaitedAverage
 from syncopate.engine.exchange.pull.flights import Flight, Flights
 
 
@@ -30,8 +31,6 @@ def test_a_look_of_another_thread_waits_while_flights_depart(
         trainables=part.trainables, places={0: (part, 0)}, grads=[gradient], traffic=Traffic()
     )
     flights = Flights(layout)
-    owner: Any = SimpleNamespace(index_of=lambda _: 0, heed=lambda: None)
-    flights.owner = owner
     flight = Flight(part)
     flight.works.append(lambda: flights.memory_of(0).fill_(1.0))
     seen: list[list[float]] = []
@@ -44,7 +43,7 @@ def test_a_look_of_another_thread_waits_while_flights_depart(
         looking.join(0.2)  # it waits, for as long as the departure lasts
 
     monkeypatch.setattr(weights, "expect", looked_at)
-    flights.depart({flights.key_of(0): flight})
+    flights.depart({flights.key_of(0): flight}, AwaitedAverage)
     looking.join()
     assert seen == [[1.0, 1.0]]
     assert type(gradient) is Tensor

@@ -10,34 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from syncopate.engine.exchange.proxies import norms, weights
+from syncopate.engine.exchange.pull.flights import Flights
 from syncopate.engine.torch_compat import unscale, without_overrides
 
 Handler = Callable[..., Any]
-
-
-class Owner(Protocol):
-    """The exchange that brings averages."""
-
-    def index_of(self, gradient: Tensor) -> int | None:
-        """Return the index of the parameter whose average is on its way there."""
-
-    def memory_of(self, index: int) -> Tensor:
-        """Return the place of an average, without waiting for it."""
-
-    def later(self, index: int, action: Callable[[], object]) -> None:
-        """Do something when an average has arrived."""
-
-    def square_of(self, index: int) -> Tensor | None:
-        """Return the sum of its squares; None where it is not known."""
-
-    def heed(self) -> None:
-        """Refuse what comes behind a backward that failed."""
 
 
 class AwaitedAverage(weights.Pending):
@@ -57,16 +39,16 @@ class AwaitedAverage(weights.Pending):
         return super().__torch_function__(func, types, args, kwargs)
 
 
-def _on_its_way(tensor: Any) -> tuple[Owner, int] | None:
-    """Return the exchange that brings this gradient's average, and its index; None once it came."""
+def _on_its_way(tensor: Any) -> tuple[Flights, int] | None:
+    """Return the flights that bring this gradient's average, and its index; None once it came."""
     if not isinstance(tensor, AwaitedAverage):
         return None
     waiter: Any = weights.waiter_of(tensor)  # type: ignore[arg-type]
     if waiter is None:
         return None
-    owner: Owner = waiter.exchange
-    index = owner.index_of(tensor)  # type: ignore[arg-type]
-    return None if index is None else (owner, index)
+    flights: Flights = waiter.flights
+    index = flights.index_of(tensor)  # type: ignore[arg-type]
+    return None if index is None else (flights, index)
 
 
 def _changing(name: str, takes: int) -> Handler:
@@ -76,9 +58,9 @@ def _changing(name: str, takes: int) -> Handler:
         found = _on_its_way(gradient)
         if found is None or kwargs or len(args) != takes or not all(map(_is_number, args)):
             return NotImplemented
-        owner, index = found
+        flights, index = found
         now = [arg.clone() if isinstance(arg, Tensor) else arg for arg in args]
-        owner.later(index, partial(getattr(owner.memory_of(index), name), *now))
+        flights.later(index, partial(getattr(flights.memory_of(index), name), *now))
         return gradient
 
     return handler
@@ -116,9 +98,9 @@ def _unscale(gradients: Sequence[Any], found_inf: Tensor, inverse_scale: Tensor)
         if found is None or found[0].square_of(found[1]) is None:
             here.append(weights.current(gradient))
             continue
-        owner, index = found
+        flights, index = found
         scratch = torch.zeros_like(found_inf)
-        owner.later(index, partial(unscale, [owner.memory_of(index)], scratch, by))
+        flights.later(index, partial(unscale, [flights.memory_of(index)], scratch, by))
     if here:
         unscale(here, found_inf, inverse_scale)
     return None

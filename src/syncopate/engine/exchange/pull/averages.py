@@ -31,6 +31,7 @@ from syncopate.engine.buckets import FlatBuffer, Message, Trainable
 from syncopate.engine.exchange.layout import Launched, Layout
 from syncopate.engine.exchange.notes import SentNotes
 from syncopate.engine.exchange.parts import Pull
+from syncopate.engine.exchange.proxies.averages import AwaitedAverage
 from syncopate.engine.exchange.pull.flights import Flight, Flights, Waiter
 from syncopate.engine.exchange.push.reduced import Averaging, averagings
 from syncopate.schedules.base import chunk_offsets
@@ -134,7 +135,7 @@ class PulledAverages(Pull):
         for launched in self._layout.traffic.pushes:
             if launched.message.pull is None:
                 flights[id(launched.part)].works.append(self._layout.notes.arrive)
-        self._flights.depart(flights)
+        self._flights.depart(flights, AwaitedAverage)
 
     def _gather(self, flight: Flight, message: Message) -> None:
         """Launch the gather of what ``message`` carries of a flight."""

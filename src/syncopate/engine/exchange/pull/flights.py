@@ -24,8 +24,12 @@ from torch import Tensor
 from syncopate.engine.buckets import FlatBuffer
 from syncopate.engine.checks.agreement import explaining
 from syncopate.engine.exchange.layout import Layout
-from syncopate.engine.exchange.proxies import averages, weights
+from syncopate.engine.exchange.notes import SentNotes
+from syncopate.engine.exchange.proxies import weights
 from syncopate.errors import EngineError
+
+_LEAST_SQUARE = 1e-30
+"""Below it a float32 has lost digits, or all of them."""
 
 
 @dataclass(eq=False)
@@ -56,16 +60,16 @@ class Flights:
     """The flights of an exchange; waits raise CollectiveError where a rank is lost or late.
 
     Attributes:
-        owner: answers what a script asks of a gradient on its way.
         lock: held while one lands, and while they depart.
+        training_thread: the thread of the last backward.
     """
-
-    owner: averages.Owner
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self.lock = threading.RLock()
+        self.training_thread = threading.get_ident()
         self._under_way: dict[int, Flight] = {}
+        self._index_of: dict[int, int] = {}
         # To look at these waits for nothing; the views themselves may be told to wait.
         places = [layout.places[trainable.index] for trainable in layout.trainables]
         self._aliases = [part.views[place].detach() for part, place in places]
@@ -86,13 +90,14 @@ class Flights:
         """Whether some flight is under way."""
         return bool(self._under_way)
 
-    def depart(self, flights: Mapping[int, Flight]) -> None:
-        """Let every look at a gradient of these flights wait for it."""
+    def depart(self, flights: Mapping[int, Flight], kind: type[weights.Pending]) -> None:
+        """Let looks at gradients of these flights wait for them; until then each is a ``kind``."""
         with self.lock:  # a look of another thread waits for what it finds under way
             self._under_way = dict(flights)
+            self._index_of = {id(view): index for index, view in enumerate(self._layout.grads)}
             for key, flight in flights.items():
                 flight.awaited = [self._layout.grads[each.index] for each in flight.part.trainables]
-                weights.expect(flight.awaited, Waiter(self, key), averages.AwaitedAverage)
+                weights.expect(flight.awaited, Waiter(self, key), kind)
 
     def ready(self) -> None:
         """Wait for all flights."""
@@ -146,6 +151,35 @@ class Flights:
         with torch.no_grad():
             action()
 
+    def index_of(self, gradient: Tensor) -> int | None:
+        """Return the index of the parameter whose average comes to ``gradient``."""
+        return self._index_of.get(id(gradient))
+
+    def square_of(self, index: int) -> Tensor | None:
+        """Return the sum of squares of a gradient on its way; None where it must be looked at.
+
+        It must be where something is to be done to it first, and where a float32 cannot tell.
+        """
+        with self.lock:
+            flight = self._under_way.get(self.key_of(index))
+            if flight is None or flight.actions:
+                return None
+        self.heed()
+        notes = self._layout.notes
+        assert isinstance(notes, SentNotes)
+        notes.hear()
+        square = notes.beside[index]
+        known = _LEAST_SQUARE <= square.item() < float("inf")
+        return square if known else None
+
+    def heed(self) -> None:
+        """Hear what the ranks said, and refuse a step that has failed; in the thread of training.
+
+        Other threads just wait: the training is to hear of it.
+        """
+        if threading.get_ident() == self.training_thread:
+            self._layout.complete()
+
 
 class Waiter:
     """Waits for a flight, as long as the model or an optimizer lives."""
@@ -155,11 +189,8 @@ class Waiter:
         self._key = key
 
     @property
-    def exchange(self) -> averages.Owner:
-        """The exchange that brings this gradient's average."""
-        return self._alive().owner
-
-    def _alive(self) -> Flights:
+    def flights(self) -> Flights:
+        """Those that it waits for; raises EngineError where model and optimizer are gone."""
         if (found := self._flights()) is None:
             raise EngineError(
                 "model and optimizer are gone while the last step of this parameter was on its "
@@ -174,7 +205,7 @@ class Waiter:
         Raises:
             EngineError: model and optimizer are gone.
         """
-        self._alive().arrive(self._key)
+        self.flights.arrive(self._key)
 
     def __call__(self, _: Any) -> None:
         """Wait for it before autograd adds to a gradient."""
