@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypeVar
 import msgspec
 
 from syncopate.artifacts.faults import at_fault, not_json
-from syncopate.errors import ArtifactError
+from syncopate.errors import ArtifactError, InvalidValueError
 from syncopate.output import write_output
 from syncopate.reading import as_utf8, read_whole
 
@@ -108,6 +108,18 @@ class Artifact(Record, frozen=True, kw_only=True):
             reason = getattr(error, "strerror", None) or error
             raise ArtifactError(path, f"cannot read this {cls.KIND} file: {reason}") from None
         return cls.from_json(data, source=path)
+
+
+def require(*given: tuple[type[Artifact], object]) -> None:
+    """Refuse what is no artefact of its kind, such as the path of a file.
+
+    Raises:
+        InvalidValueError: one is not.
+    """
+    for kind, value in given:
+        if not isinstance(value, kind):
+            name = kind.__name__
+            raise InvalidValueError(kind.KIND, value, f"a {name}; {name}.load(path) reads one")
 
 
 def _version_reason(version: object, cls: type[Artifact]) -> str:

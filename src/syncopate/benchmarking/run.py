@@ -77,11 +77,13 @@ def bench(
         keep: called after each size with what is measured so far.
 
     Raises:
-        InvalidValueError: no such root, a dtype too narrow to verify sums of so many ranks, or
-            ``"auto"`` without a cluster, or a cluster of another number of ranks.
+        InvalidValueError: no communicator, no such root, a dtype too narrow to verify sums of so
+            many ranks, or ``"auto"`` without a cluster, or a cluster of another number of ranks.
         CalibrationError: a peer cannot be used here.
         CollectiveError: a rank was lost.
     """
+    if not isinstance(communicator, Communicator):
+        raise InvalidValueError("communicator", communicator, "a Communicator")
     if isinstance(sweep, str):
         sweep = Sweep(collective=sweep, sizes=geometric(4, 64 * MIB, 4))
     effort = effort or Effort()

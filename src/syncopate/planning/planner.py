@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from syncopate.artifacts.artifact import require
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import (
     ALLREDUCE,
@@ -59,11 +60,11 @@ def make_plan(
         A plan with its prediction.
 
     Raises:
-        UnknownNameError: no such policy or exchange, or no cost for the algorithm; lists those
-            there are.
-        InvalidValueError: a number of channels below 1.
+        UnknownNameError: no such policy or exchange, or no cost for the algorithm.
+        InvalidValueError: no workload or cluster; a number of channels below 1.
         PredictionError: the costs promise an iteration below the physical bound.
     """
+    require((Workload, workload), (Cluster, cluster))
     row = policy if isinstance(policy, Policy) else require_policy(policy)
     counts = _counts(exchange, channels, wire_dtype)
     found = _costs(workload, cluster, _exchanges(row, exchange, costs), algorithm, costs)

@@ -26,7 +26,7 @@ from syncopate.reports.phases import ARRIVALS_ALONE, lateness_report
 from syncopate.reports.round_trips import round_trips_json, round_trips_report
 from syncopate.runs.best_plan import against_the_best
 from syncopate.runs.defaults import LAST, NO_TABLE, Table
-from syncopate.runs.reading import Source, latest, of_those_there, read
+from syncopate.runs.reading import Source, latest, of_those_there, opened, read
 from syncopate.shown import Row, Shown
 
 TOOL = "tool"
@@ -139,8 +139,7 @@ def explain(
         >>> found.to_pandas()  # doctest: +SKIP
     """
     files = _files(workload, cluster)
-    work = Workload.load(workload) if isinstance(workload, str | os.PathLike) else workload
-    machines = Cluster.load(cluster) if isinstance(cluster, str | os.PathLike) else cluster
+    work, machines = opened(Workload, workload), opened(Cluster, cluster)
     recorded = latest(read(*sources, last=last, table=table, progress=progress).of_ranks(), last)
     timeline, trips = recorded.timeline, tuple(recorded.trips)
     computed = timeline.columns.in_lanes(*COMPUTATION).any()

@@ -26,9 +26,10 @@ from syncopate.reports.pages.run import run_page
 from syncopate.runs.best_plan import against_the_best, at_pace
 from syncopate.runs.defaults import LAST
 from syncopate.runs.explain import explained
-from syncopate.runs.reading import Recorded, Source, latest, read
+from syncopate.runs.reading import Recorded, Source, latest, opened, read
 from syncopate.simulation import simulate
 from syncopate.simulation.timeline import stood_in
+from syncopate.units import format_bytes
 
 _FRAME_PIXELS = 700
 """How high a page is in a notebook."""
@@ -39,6 +40,9 @@ _SIZES = 25
 
 class Page(str):
     """A page of HTML, which a notebook shows and :meth:`save` writes."""
+
+    def __repr__(self) -> str:
+        return f"<Page of {format_bytes(len(self))}; save(path) writes it>"
 
     def _repr_html_(self) -> str:
         style = f"width: 100%; height: {_FRAME_PIXELS}px; border: 0"
@@ -55,9 +59,9 @@ class Page(str):
 
 def report(
     *sources: Source,
-    workload: Workload | None = None,
-    cluster: Cluster | None = None,
-    plan: Plan | None = None,
+    workload: Workload | str | os.PathLike[str] | None = None,
+    cluster: Cluster | str | os.PathLike[str] | None = None,
+    plan: Plan | str | os.PathLike[str] | None = None,
     against: Sequence[Source] = (),
     files: tuple[str, str] | None = None,
     last: int = LAST,
@@ -67,9 +71,10 @@ def report(
 
     Args:
         sources: the directory of a run, a timeline, or one file of each rank.
-        workload: what it trained; with the cluster, what the best plan would take is said.
-        cluster: what it ran on: what messages were expected to take.
-        plan: by which it ran: predicted against recorded.
+        workload: what it trained, an artefact or its file; with the cluster, what the best plan
+            would take is said.
+        cluster: what it ran on, likewise: what messages were expected to take.
+        plan: by which it ran, likewise: predicted against recorded.
         against: runs before, to say what changed since.
         files: of workload and cluster, for the commands that are proposed.
         last: how many iterations to look at, the last ones.
@@ -78,7 +83,7 @@ def report(
     Raises:
         InvalidValueError: no spans; a cluster or plan of other ranks; the workload of another
             training; sources that do not fit together.
-        ArtifactError: a file that holds no timeline.
+        ArtifactError: a file that holds no timeline, workload, cluster or plan.
         PlanError: the plan is not for the workload.
         SyncopateError: the packages that make pages are not installed.
 
@@ -89,7 +94,8 @@ def report(
     found = latest(read(*sources, last=last, progress=progress).of_ranks(), last)
     before = [latest(read(one, last=last).of_ranks(), last) for one in against]
     told = [f"{one.name}, before: {text}" for one in before for text in one.remarks]
-    own = _evidence(found, workload, cluster, plan)
+    known = opened(Workload, workload), opened(Cluster, cluster), opened(Plan, plan)
+    own = _evidence(found, *known)
     evidence = replace(
         own,
         remarks=(*found.remarks, *told, *own.remarks),

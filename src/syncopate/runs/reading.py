@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from syncopate.analysis.evidence.pipeline import pipelines
 from syncopate.analysis.work import of_iterations
+from syncopate.artifacts.artifact import A, require
 from syncopate.artifacts.timeline import Timeline
 from syncopate.artifacts.timelines.round_trip import RoundTrip
 from syncopate.errors import ArtifactError, InvalidValueError
@@ -127,6 +128,20 @@ def _few(timeline: Timeline, every: bool, name: str) -> Recorded:
             "at one by one",
         )
     return Recorded(found, None, remarks, name)
+
+
+def opened(kind: type[A], artifact: A | str | os.PathLike[str] | None) -> A | None:
+    """Return an artefact, of which its file may be given.
+
+    Raises:
+        ArtifactError: the file is none of that kind.
+        InvalidValueError: neither an artefact of that kind nor a file.
+    """
+    if isinstance(artifact, str | os.PathLike):
+        return kind.load(artifact)
+    if artifact is not None:
+        require((kind, artifact))
+    return artifact
 
 
 def latest(found: Recorded, last: int) -> Recorded:

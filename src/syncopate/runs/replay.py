@@ -24,7 +24,7 @@ from syncopate.output import Progress, say
 from syncopate.planning.whatif.axes import seconds
 from syncopate.reports.replay import remarks, replay_json, replay_report
 from syncopate.runs.defaults import LAST_REPLAYED, NO_TABLE, Table
-from syncopate.runs.reading import Recorded, Source, latest, read
+from syncopate.runs.reading import Recorded, Source, latest, opened, read
 from syncopate.shown import Row, Shown
 from syncopate.tracing import dlc
 from syncopate.tracing.foreign import is_document, is_table
@@ -143,8 +143,8 @@ def replay(
     """
     recorded = read_any(*sources, last=last, table=table, progress=progress)
     timeline, said = recorded.timeline, recorded.remarks
-    own = _own(recorded, _loaded(cluster))
-    there = _There(_loaded(on), network, bandwidth, latency, servers)
+    own = _own(recorded, opened(Cluster, cluster))
+    there = _There(opened(Cluster, on), network, bandwidth, latency, servers)
     place, here = _networks(timeline, there, own, _servers(timeline, recorded_servers))
     say(progress, place.name, 0.5)
     told = () if own is None else doubts(own)
@@ -163,7 +163,7 @@ def read_any(
         ArtifactError: a file that holds no run.
         InvalidValueError: sources that do not fit together.
     """
-    files = [Path(one) for one in sources if not isinstance(one, Timeline | Recorded)]
+    files = [Path(one) for one in sources if isinstance(one, str | os.PathLike)]
     other = any(table) or len(files) < len(sources)
     runs = [path for path in files if path.is_dir() or is_document(path) or is_table(path)]
     if other or len(runs) == len(files):
@@ -185,10 +185,6 @@ def _of_traces(files: Sequence[Path], progress: Progress | None) -> Recorded:
         damage += map(str, trace.damage)
         traces[str(path)] = trace
     return Recorded(dlc.timeline_of(traces), None, tuple(damage), str(files[0]))
-
-
-def _loaded(given: Cluster | str | os.PathLike[str] | None) -> Cluster | None:
-    return Cluster.load(given) if isinstance(given, str | os.PathLike) else given
 
 
 def _own(recorded: Recorded, cluster: Cluster | None) -> Cluster | None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from syncopate.artifacts.artifact import require
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import EXCHANGES, Bucket, Plan
 from syncopate.artifacts.timeline import Alike, Spans, Timeline, about_servers
@@ -65,10 +66,10 @@ def simulate(
 
     Raises:
         PlanError: the plan is for another model or another number of ranks.
-        InvalidValueError: fewer than one iteration, more spans than ``MAX_SPANS``, or a slow rank
-            that there is not.
+        InvalidValueError: fewer than one iteration, over ``MAX_SPANS`` spans, no such slow rank.
         UnknownNameError: a slow host that there is not.
     """
+    require((Workload, workload), (Plan, plan), (Cluster, cluster))
     if iterations < 1:
         raise InvalidValueError("iterations", iterations, "an integer >= 1")
     plan.require_fit([(t.name, t.numel, t.dtype) for t in workload.tensors], cluster.world_size)

@@ -82,10 +82,43 @@ def test_a_workload_goes_with_its_cluster(tmp_path):
         syncopate.explain(trained, workload=workload)
 
 
+REFUSED = {
+    "simulate": lambda work, plan, machines: syncopate.simulate("w.json", plan, machines),
+    "simulate, exchanged": lambda work, plan, machines: syncopate.simulate(plan, work, machines),
+    "make_plan": lambda work, plan, machines: syncopate.make_plan("w.json", machines),
+    "make_fsdp_plan": lambda work, plan, machines: syncopate.make_fsdp_plan(work, 4),
+    "compare": lambda work, plan, machines: syncopate.compare(work, "c.json"),
+    "whatif": lambda work, plan, machines: syncopate.whatif("w.json", machines),
+    "explain": lambda work, plan, machines: syncopate.explain(_slow(), workload=3, cluster=4),
+    "report": lambda work, plan, machines: syncopate.report(_slow(), cluster=work),
+    "replay": lambda work, plan, machines: syncopate.replay(3, bandwidth="x2"),
+    "replay, on": lambda work, plan, machines: syncopate.replay(_slow(), on=10),
+    "bench": lambda work, plan, machines: syncopate.bench(3),
+}
+
+
+@pytest.mark.parametrize("call", REFUSED.values(), ids=REFUSED)
+def test_what_is_no_artefact_is_refused_by_name(call):
+    workload, cluster = examples.workload(), examples.steady_cluster()
+    plan = make_plan(workload, cluster, "wfbp")
+    with pytest.raises(InvalidValueError, match=r"is .*; it must be a "):
+        call(workload, plan, cluster)
+
+
+def test_a_report_reads_what_its_run_ran_on_as_an_explanation_does(tmp_path):
+    workload, cluster = examples.workload(), examples.steady_cluster()
+    plan = make_plan(workload, cluster, "wfbp")
+    given = {"workload": workload, "cluster": cluster, "plan": plan}
+    trained = simulate(workload, plan, cluster, iterations=6)
+    paths = {name: one.save(tmp_path / f"{name}.json") for name, one in given.items()}
+    assert syncopate.report(trained, **given) == syncopate.report(trained, **paths)
+
+
 def test_a_page_is_saved_and_shown_in_a_notebook(tmp_path):
     page = syncopate.report(_slow(), against=[made(4, 6)])
     assert page.save(tmp_path / "p.html").read_text() == page
     assert page.startswith("<!doctype html>") or page.lower().startswith("<!doctype html>")
+    assert len(repr(page)) < 100
     assert page._repr_html_().startswith('<iframe srcdoc="&lt;!')
     assert "as long" in page
 

@@ -38,7 +38,7 @@ def is_log(path: str | os.PathLike[str]) -> bool:
 
 
 def read_logs(
-    paths: Sequence[str | os.PathLike[str]],
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
     nodes: int | None = None,
     ranks_per_host: int | None = None,
@@ -49,7 +49,7 @@ def read_logs(
     """Return what logs of other tools measured as a cluster.
 
     Args:
-        paths: the files, of several tools together where they measured one cluster.
+        paths: the file or files, of several tools together where they measured one cluster.
         nodes: number of hosts, where the logs do not tell, or of a larger cluster like theirs.
         ranks_per_host: where the logs do not tell.
         latency_s: α between hosts, instead of what is fitted to the logs.
@@ -65,6 +65,7 @@ def read_logs(
     """
     if collective and collective not in COLLECTIVES:
         raise UnknownNameError("collective", collective, COLLECTIVES)
+    paths = [paths] if isinstance(paths, str | os.PathLike) else paths
     if not paths:
         raise InvalidValueError("FILE", [], f"at least one: {READABLE}")
     given = Given(nodes, ranks_per_host, latency_s, network)

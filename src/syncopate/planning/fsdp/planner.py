@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from syncopate.artifacts.artifact import require
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import EXCHANGES, FSDP, Plan
 from syncopate.artifacts.sharding import Sharding
@@ -109,6 +110,7 @@ def make_fsdp_plan(
         >>> len(plan.buckets), plan.sharding.prefetch
         (18, 2)
     """
+    require((Workload, workload), (Cluster, cluster))
     row = policy if isinstance(policy, Policy) else require_policy(policy)
     priced = _priced(workload, cluster, shard_ranks, costs)
     asked = UnitQuestion(workload, cluster, priced, row.name, shard_ranks)

@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from syncopate.artifacts.artifact import require
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.results.whatif import (
     AXES,
@@ -264,6 +265,7 @@ def whatif(
         >>> found = whatif(workload, Cluster.preset("10gbe", 8), nodes="4..64")  # doctest: +SKIP
         >>> print(*found.sentences, sep="\n")  # doctest: +SKIP
     """
+    require((Workload, workload), (Cluster, cluster))
     terms = Terms(today=today, keep=keep, prices=prices, uncertain=uncertain or {})
     study = Study(workload, cluster, vary, terms)
     study.run(progress)

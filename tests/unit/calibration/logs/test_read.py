@@ -51,6 +51,12 @@ class TestCollectives:
         for size in SIZES:
             assert float(cost(size)) == pytest.approx(sum(times_us(size)) / 2e6, rel=1e-6)
 
+    def test_one_log_is_given_by_its_path(self, tmp_path) -> None:
+        path = tmp_path / "0.log"
+        path.write_text(nccl_tests())
+        assert read_logs(path) == read_logs([path])
+        assert read_logs(str(path)) == read_logs([path])
+
     def test_levels_hold_what_was_seen_to_pass(self, made) -> None:
         cluster = made(nccl_tests(hosts=4, per_host=8, start_us=140.0, s_per_byte=2e-9))
         device, host = cluster.levels
