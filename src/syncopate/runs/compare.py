@@ -30,19 +30,16 @@ class Changed(Shown):
     Attributes:
         before: the first.
         after: the second.
+        found: every figure of both.
         trips: of both, ways of slices to parameter servers and back.
         remarks: what cannot be known of either, a sentence each.
     """
 
     before: Timeline
     after: Timeline
+    found: Difference
     trips: tuple[list[RoundTrip], list[RoundTrip]] = ([], [])
     remarks: tuple[str, ...] = ()
-
-    @property
-    def found(self) -> Difference:
-        """Every figure of both."""
-        return difference_of(self.before, self.after)
 
     def summary(self) -> tuple[str, ...]:
         """Return the change in one sentence."""
@@ -92,5 +89,10 @@ def difference(
     """
     first = read(before, last=last, progress=progress).of_ranks()
     second = read(after, last=last, progress=progress).of_ranks()
-    remarks = (*first.remarks, *second.remarks)
-    return Changed(first.timeline, second.timeline, (first.trips, second.trips), remarks)
+    return Changed(
+        first.timeline,
+        second.timeline,
+        difference_of(first.timeline, second.timeline),
+        (first.trips, second.trips),
+        (*first.remarks, *second.remarks),
+    )

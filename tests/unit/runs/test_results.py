@@ -67,6 +67,12 @@ def test_a_difference_has_the_figures_of_both_runs():
     assert found.found.verdict in found.summary()[0]
 
 
+def test_runs_without_steps_are_refused_by_the_call_and_not_when_they_are_printed():
+    none = syncopate.Timeline(name="none", source="simulated", world_size=2, spans=())
+    with pytest.raises(InvalidValueError, match="computation in at least one iteration"):
+        syncopate.difference(none, none)
+
+
 def test_a_workload_goes_with_its_cluster(tmp_path):
     workload, cluster = examples.workload(), examples.steady_cluster()
     plan = make_plan(workload, cluster, "wfbp")
