@@ -29,6 +29,9 @@ _LEAST_LIMIT_BYTES = 1 << 20
 UNUSUAL = 1.5
 """An iteration is unusual from this many times the median of its neighbours on."""
 
+_AGAIN_S = 30.0
+"""How long after the last try a nearly full file is thinned again: a disk may have room again."""
+
 IDLE = 4.0
 """How much longer than it works a patient thinning rests."""
 
@@ -55,14 +58,17 @@ class Retention(NamedTuple):
         """The largest size of a thinned file."""
         return self.limit_bytes // 4
 
-    def due(self, nbytes: int, thinned_bytes: int, fresh: int) -> bool:
+    def due(self, nbytes: int, thinned_bytes: int, fresh: int, tried_s: float) -> bool:
         """Say whether a file is to be thinned; each time it has grown, so all of it is cheap.
 
         Args:
             nbytes: that the file has.
-            thinned_bytes: that it had when it was thinned last; 0: it never was.
+            thinned_bytes: that it had when that was tried last, with or without success; 0: never.
             fresh: iterations that were written since.
+            tried_s: when that was, by ``time.monotonic``; ``-math.inf``: never.
         """
+        if nbytes > self.limit_bytes * 3 // 4 and time.monotonic() - tried_s > _AGAIN_S:
+            return True
         if nbytes > self.limit_bytes // 2 and nbytes > thinned_bytes * 3 // 2:
             return True
         return self.last is not None and fresh >= 2 * self.last and nbytes >= 2 * thinned_bytes

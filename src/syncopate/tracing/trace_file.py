@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, BinaryIO, ClassVar, Generic, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -38,9 +38,6 @@ from syncopate.tracing.recorder import RECORD
 from syncopate.tracing.retention import Retention
 from syncopate.tracing.served.rows import ROW, NodeHeader
 from syncopate.tracing.thinning import Thinning
-
-_AGAIN_S = 30.0
-"""How long after a full disk has refused it a file is not thinned again."""
 
 
 class Header(Artifact, frozen=True, kw_only=True):
@@ -142,7 +139,7 @@ class TraceWriter:
         self._of_rank = isinstance(header, Header)
         self._number = self._count = self._nbytes = self._thinned_bytes = self._until = 0
         self._newest = -1
-        self._refused_s = -math.inf
+        self._tried_s = -math.inf
         try:
             self._append(self._head())
         except OSError as error:
@@ -194,37 +191,40 @@ class TraceWriter:
         if last:
             due = wanted is not None and fresh > 0 and self._newest >= wanted
         else:
-            full = self._nbytes > self._retention.limit_bytes * 3 // 4
-            due = full and time.monotonic() - self._refused_s > _AGAIN_S
-            due = due or self._retention.due(self._nbytes, self._thinned_bytes, fresh)
+            sizes = self._nbytes, self._thinned_bytes
+            due = self._retention.due(*sizes, fresh, self._tried_s)
         if not due or os.fstat(self._file.fileno()).st_nlink == 0:
             return
+        try:
+            with self.path.open("rb") as mine:
+                self._write_anew(mine, patient=not last)
+            self._until = self._newest
+        finally:  # to read all of it at each flush would be too much
+            self._thinned_bytes, self._tried_s = self._nbytes, time.monotonic()
+
+    def _write_anew(self, mine: BinaryIO, *, patient: bool) -> None:
+        thinning = Thinning(self._retention, of_rank=self._of_rank, patient=patient)
+        for one in walk(mine):
+            thinning.see(*one)
+        thinning.choose()
         counts, before = (self._number, self._count, self._nbytes), self._file
-        with self.path.open("rb") as mine:
-            thinning = Thinning(self._retention, of_rank=self._of_rank, patient=not last)
+        successor, self._file = new_successor(self.path)
+        self._number = self._count = self._nbytes = 0
+        try:
+            self._append(self._head())
+            mine.seek(0)
             for one in walk(mine):
-                thinning.see(*one)
-            thinning.choose()
-            successor, self._file = new_successor(self.path)
-            self._number = self._count = self._nbytes = 0
-            try:
-                self._append(self._head())
-                mine.seek(0)
-                for one in walk(mine):
-                    for is_note, payload in thinning.keep(*one):
-                        self._append(self._kept(is_note, payload))
-                for is_note, payload in thinning.rest():
+                for is_note, payload in thinning.keep(*one):
                     self._append(self._kept(is_note, payload))
-                successor.replace(self.path)
-            except BaseException:
-                self._file.close()
-                self._file = before
-                self._number, self._count, self._nbytes = counts
-                self._refused_s = time.monotonic()
-                successor.unlink(missing_ok=True)
-                raise
-            finally:
-                self._until, self._thinned_bytes = self._newest, self._nbytes
+            for is_note, payload in thinning.rest():
+                self._append(self._kept(is_note, payload))
+            successor.replace(self.path)
+        except BaseException:
+            written, self._file = self._file, before
+            self._number, self._count, self._nbytes = counts
+            written.close()
+            successor.unlink(missing_ok=True)
+            raise
         before.close()
 
     def close(self) -> None:

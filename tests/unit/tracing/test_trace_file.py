@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import zlib
@@ -11,6 +12,7 @@ import msgspec
 import pytest
 
 from syncopate.errors import ArtifactError
+from syncopate.tracing import trace_file
 from syncopate.tracing.blocks import MARKER
 from syncopate.tracing.recorder import Event, Recorder
 from syncopate.tracing.retention import Retention
@@ -250,6 +252,29 @@ class TestThinning:
         recorder.add(events(15))
         writer.write(recorder.take(), [])
         assert shown(tmp_path)[0] == set(range(16))
+
+    def test_a_file_that_cannot_be_written_anew_is_read_again_when_it_has_grown(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        writer = TraceWriter(tmp_path, HEADER, Retention(last=1, every=0))
+        recorder, read = Recorder(), []
+
+        def opened(path: Path, *args: object, **kwargs: object) -> object:
+            read.append(path)
+            return real(path, *args, **kwargs)  # type: ignore[arg-type]
+
+        real = Path.open
+        monkeypatch.setattr(Path, "open", opened)
+        monkeypatch.setattr(trace_file, "new_successor", _full)
+        for iteration in range(40):
+            recorder.add(events(iteration))
+            writer.write(recorder.take(), [])
+            with contextlib.suppress(OSError):
+                writer.thin()
+        assert 2 < len(read) < 8  # as often as it has doubled
+        monkeypatch.undo()
+        writer.thin(last=True)
+        assert shown(tmp_path)[0] == {39}
 
     def test_what_was_damaged_on_the_disk_is_left_out_when_it_is_thinned(
         self, tmp_path: Path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 from syncopate.cli.app import app
 from syncopate.errors import ArtifactError
 from syncopate.tracing.foreign import read_directory, read_timeline
+from syncopate.tracing.foreign.recording import recorded_file
 from syncopate.tracing.foreign.recording.recorded import (
     Block,
     Call,
@@ -245,6 +247,42 @@ def test_a_bound_on_the_disk_holds(tmp_path):
     assert writer.path.stat().st_size <= 1 << 19
     iterations = shown(tmp_path)
     assert {SLOW, *range(0, 6000, 100), *range(5700, 6000)} <= iterations
+
+
+def test_a_file_that_cannot_be_written_anew_is_read_again_when_it_has_grown(tmp_path, monkeypatch):
+    writer, read = RecordedWriter(tmp_path, ABOUT, Retention(last=1, every=0)), []
+    walk = writer._walk
+    monkeypatch.setattr(writer, "_walk", lambda **kw: read.append(1) or walk(**kw))
+    with monkeypatch.context() as patch:
+        patch.setattr(recorded_file, "new_successor", _full)
+        for first in range(0, 200, EACH):
+            writer.write(block(first))
+            with contextlib.suppress(OSError):
+                writer.thin()
+    assert 2 < len(read) < 8  # as often as it has doubled
+    writer.thin(last=True)
+    assert shown(tmp_path) == {SLOW, SLOW + 1, 199}
+
+
+def test_a_file_that_reached_its_limit_is_thinned_when_the_disk_has_room(tmp_path, monkeypatch):
+    now_s = [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: now_s[0])
+    writer = RecordedWriter(tmp_path, ABOUT, Retention(last=1, limit_bytes=60_000))
+    with monkeypatch.context() as patch:
+        patch.setattr(recorded_file, "new_successor", _full)
+        for first in range(0, 400, EACH):
+            with contextlib.suppress(OSError):
+                writer.write(block(first))
+            with contextlib.suppress(OSError):
+                writer.thin()
+    with pytest.raises(OSError, match="its limit is reached"):
+        writer.write(block(400))
+    writer.thin()
+    assert writer.path.stat().st_size > 45_000
+    now_s[0] += 60
+    writer.thin()
+    assert writer.path.stat().st_size < 15_000
+    writer.write(block(400))
 
 
 def test_what_was_under_way_is_known_when_it_is_over(tmp_path):

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -67,6 +69,7 @@ class RecordedWriter:
         self._about = described(about)
         self._number = self._nbytes = self._thinned_bytes = 0
         self._fresh = self._removed = 0
+        self._tried_s = -math.inf
         try:
             self._begin()
         except OSError as error:
@@ -98,29 +101,33 @@ class RecordedWriter:
         Raises:
             OSError: it cannot be written; the file is as it was.
         """
-        due = self._retention.due(self._nbytes, self._thinned_bytes, self._fresh)
+        sizes = self._nbytes, self._thinned_bytes
+        due = self._retention.due(*sizes, self._fresh, self._tried_s)
         if not due and not (last and self._retention.last is not None and self._fresh):
             return
-        chosen = _Chosen(self._walk(patient=not last), self._retention)
-        if not chosen.removes:
-            self._thinned_bytes, self._fresh = self._nbytes, 0
-            return
-        successor, file = new_successor(self.path)
-        before, counts = self._file, (self._number, self._nbytes)
         try:
-            self._file = file
+            chosen = _Chosen(self._walk(patient=not last), self._retention)
+            if chosen.removes:
+                self._write_anew(chosen, patient=not last)
+            self._fresh = 0
+        finally:  # to read all of it at each writing would be too much
+            self._thinned_bytes, self._tried_s = self._nbytes, time.monotonic()
+
+    def _write_anew(self, chosen: _Chosen, *, patient: bool) -> None:
+        before, counts = self._file, (self._number, self._nbytes)
+        successor, self._file = new_successor(self.path)
+        try:
             self._number = self._nbytes = 0
             self._begin()
-            for block in chosen.blocks(self._walk(patient=not last)):
+            for block in chosen.blocks(self._walk(patient=patient)):
                 self._append(self._line(block))
             successor.replace(self.path)
         except BaseException:
-            self._file, (self._number, self._nbytes) = before, counts
-            file.close()
+            written, self._file = self._file, before
+            self._number, self._nbytes = counts
+            written.close()
             successor.unlink(missing_ok=True)
             raise
-        finally:
-            self._thinned_bytes, self._fresh = self._nbytes, 0
         self._removed += chosen.removed
         before.close()
 
