@@ -285,6 +285,13 @@ def test_a_file_that_reached_its_limit_is_thinned_when_the_disk_has_room(tmp_pat
     writer.write(block(400))
 
 
+def test_a_file_that_cannot_be_begun_leaves_none(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.pwrite", _full)
+    with pytest.raises(ArtifactError, match="cannot write: No space"):
+        RecordedWriter(tmp_path, ABOUT)
+    assert [*tmp_path.iterdir()] == []
+
+
 def test_what_was_under_way_is_known_when_it_is_over(tmp_path):
     """A device was busy with two collectives when they were written first."""
     writer = RecordedWriter(tmp_path, ABOUT)

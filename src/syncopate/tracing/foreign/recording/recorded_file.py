@@ -73,7 +73,9 @@ class RecordedWriter:
         try:
             self._begin()
         except OSError as error:
-            self._file.close()
+            self.close()
+            with contextlib.suppress(OSError):
+                self.path.unlink()
             reason = f"cannot write: {error.strerror or error}"
             raise ArtifactError(self.path, reason) from None
 
