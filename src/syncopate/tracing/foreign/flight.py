@@ -12,9 +12,10 @@ import io
 import os
 import pickle
 import re
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 from syncopate.artifacts.cluster import MAX_RANKS
@@ -110,11 +111,15 @@ def read_recorded(
 
 def _between_steps(trace: RankTrace) -> Iterator[Work]:
     """Yield what a rank did from a step to its last collective before the next: its own work."""
+    launched_ns = [one.start_ns for one in trace.launches]
+    work = sorted(trace.work, key=lambda one: one.start_ns)
+    begins_ns = [one.start_ns for one in work]
+    until_ns = list(accumulate((one.end_ns for one in work), max))
     for (before_ns, _), (now_ns, _) in pairwise(trace.marks):
-        starts = [one.start_ns for one in trace.launches if before_ns < one.start_ns < now_ns]
-        ends = [work.end_ns for work in trace.work if starts and work.start_ns < starts[0]]
-        if ends and max(ends) < starts[-1]:
-            yield Work(BETWEEN_STEPS, "backward", max(ends), starts[-1])
+        first, behind = bisect_right(launched_ns, before_ns), bisect_left(launched_ns, now_ns)
+        done = bisect_left(begins_ns, launched_ns[first]) if first < behind else 0
+        if done and until_ns[done - 1] < launched_ns[behind - 1]:
+            yield Work(BETWEEN_STEPS, "backward", until_ns[done - 1], launched_ns[behind - 1])
 
 
 def _trace(document: Mapping[str, Any], path: str | os.PathLike[str], rank: RankTrace) -> RankTrace:

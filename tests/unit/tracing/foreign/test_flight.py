@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import pickle
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from syncopate.analysis.collectives import collectives
+from syncopate.artifacts.timeline import Group
 from syncopate.errors import ArtifactError, InvalidValueError
-from syncopate.tracing.foreign import read_timeline
+from syncopate.tracing.foreign import flight, read_timeline
+from syncopate.tracing.foreign.ranktrace import Launch, RankTrace, Work
 from tests.unit.tracing.foreign.made import EPOCH_NS, MS, dump, entry, notes, times_ms, write
 
 SIZES = (10, 20, 30)
@@ -181,3 +186,41 @@ def test_a_date_in_the_name_of_a_dump_is_no_rank(tmp_path):
     (path,) = write(tmp_path, "dump-2024110", [dump(_training(), ranks=1)])
     with pytest.raises(ArtifactError, match="does not say its rank; end the name in it"):
         read_timeline([path])
+
+
+MOMENT = st.integers(0, 40)
+
+
+class _Counted(tuple):
+    """A sequence that counts how often it is gone through."""
+
+    times = 0
+
+    def __iter__(self):
+        self.times += 1
+        return super().__iter__()
+
+
+def _between(launches, work, marks):
+    """Say the same for each iteration by itself, from all launches and all work."""
+    for before, now in itertools.pairwise(marks):
+        starts = [at for at in launches if before < at < now]
+        ends = [end for begin, end in work if starts and begin < starts[0]]
+        if ends and max(ends) < starts[-1]:
+            yield max(ends), starts[-1]
+
+
+@given(
+    launches=st.lists(MOMENT, max_size=20),
+    work=st.lists(st.tuples(MOMENT, MOMENT), max_size=8),
+    marks=st.lists(MOMENT, max_size=8),
+)
+def test_what_comes_between_steps_is_found_in_one_go(launches, work, marks):
+    launched = _Counted(
+        Launch(None, "all_reduce", Group(name=""), at, None, 4) for at in sorted(launches)
+    )
+    done = _Counted(Work("SGD", "update", begin, end) for begin, end in work)
+    trace = RankTrace(0, 1, "t", launched, done, tuple((at, n) for n, at in enumerate(marks)))
+    found = [(one.start_ns, one.end_ns) for one in flight._between_steps(trace)]
+    assert found == [*_between(sorted(launches), work, marks)]
+    assert (launched.times, done.times) == (1, 1)
