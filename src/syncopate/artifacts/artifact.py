@@ -1,9 +1,9 @@
 """Artefacts: loading and saving every JSON file that Syncopate writes.
 
 Each file is one JSON object that opens with its ``kind`` and ``schema_version``. Decoding is
-strict: an unknown field, a missing one, a wrong type, a value that breaks its rule, a truncated
-file, another kind or a newer version is refused with path, field and reason, never half-read. Of a
-field that stands twice in an object the last counts, as in Python's own ``json``.
+strict: an unknown field, a missing one, one that stands twice, a wrong type, a value that breaks
+its rule, a truncated file, another kind or a newer version is refused with path, field and reason,
+never half-read. Timelines are read in pieces: of a field that stands twice in one the last counts.
 Writing is atomic: a reader sees the old file or the new one (:mod:`syncopate.output`).
 """
 
@@ -16,7 +16,7 @@ from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
-from syncopate.artifacts.faults import at_fault, not_json
+from syncopate.artifacts.faults import at_fault, not_json, twice
 from syncopate.errors import ArtifactError, InvalidValueError
 from syncopate.output import write_output
 from syncopate.reading import as_utf8, read_whole
@@ -72,6 +72,8 @@ class Artifact(Record, frozen=True, kw_only=True):
             raise ArtifactError(source, TOO_DEEP) from None
         if not isinstance(raw, dict):
             raise ArtifactError(source, f"expected a JSON object, found {type(raw).__name__}", "$")
+        if (fault := twice(data, raw)) is not None:
+            raise ArtifactError(source, *fault)
         kind = raw.pop("kind", None)
         if kind != cls.KIND:
             raise ArtifactError(

@@ -6,8 +6,9 @@ import json
 import math
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -57,7 +58,7 @@ def not_json(data: bytes | str, error: str) -> tuple[str, str]:
         raw = json.loads(
             text, parse_constant=_NoNumber, parse_float=_float_or_text, parse_int=_int_or_text
         )
-        found = next(_faults(raw, "$"), None)
+        found = next(_marked(raw, "$", _NoNumber), None)
     except (ValueError, RecursionError):
         return damaged, ""
     if found is None:
@@ -67,6 +68,52 @@ def not_json(data: bytes | str, error: str) -> tuple[str, str]:
         told = word if len(word) <= _SHOWN else f"{word[:_SHOWN]} .. ({len(word)} digits)"
         return f"{told} is out of range; numbers are below {sys.float_info.max:.1e}", field
     return f"{word} is no number of JSON; it must be a finite one", field
+
+
+def twice(data: bytes | str, raw: dict[str, Any]) -> tuple[str, str] | None:
+    """Return what is wrong with a field that stands twice in its object, and the field; or None.
+
+    Fields are counted first, because to decode all of a long text in Python takes long.
+
+    Args:
+        data: the text of a document.
+        raw: the document, in which the last one of such fields counts.
+    """
+    text = data.encode() if isinstance(data, str) else data
+    written = msgspec.json.format(text, indent=-1).count(_NAME)
+    if written == msgspec.json.encode(raw).count(_NAME):
+        return None
+    try:
+        found = next(_marked(json.loads(text, object_pairs_hook=_object), "$", _Twice), None)
+    except (ValueError, RecursionError):
+        return None
+    if found is None:
+        return None
+    field, names = found
+    name = names.name
+    return f"{name!r} stands twice in this object; leave one of them out", f"{field}.{name}"
+
+
+_NAME = b'":'
+
+
+class _Twice(dict[str, Any]):
+    """An object in which a field stands twice.
+
+    Attributes:
+        name: of the field.
+    """
+
+    name: str
+
+
+def _object(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(fields)
+    if len(found) == len(fields):
+        return found
+    marked = _Twice(found)
+    marked.name = Counter(name for name, _ in fields).most_common(1)[0][0]
+    return marked
 
 
 _NO_NUMBER = re.compile(r"\bNaN\b|\bInfinity\b")
@@ -96,13 +143,16 @@ def _int_or_text(text: str) -> int | _TooLarge:
     return int(text) if len(text) <= sys.float_info.max_10_exp else _TooLarge(text)
 
 
-def _faults(found: Any, place: str) -> Iterator[tuple[str, _NoNumber]]:
-    """Yield where such words and numbers stand, and which."""
-    if isinstance(found, _NoNumber):
+M = TypeVar("M")
+
+
+def _marked(found: Any, place: str, kind: type[M]) -> Iterator[tuple[str, M]]:
+    """Yield where values of a kind stand, and which."""
+    if isinstance(found, kind):
         yield place, found
     elif isinstance(found, dict):
         for name, value in found.items():
-            yield from _faults(value, f"{place}.{name}")
+            yield from _marked(value, f"{place}.{name}", kind)
     elif isinstance(found, list):
         for index, value in enumerate(found):
-            yield from _faults(value, f"{place}[{index}]")
+            yield from _marked(value, f"{place}[{index}]", kind)

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from syncopate.artifacts.cluster import Cluster
-from syncopate.artifacts.faults import not_json
+from syncopate.artifacts.faults import not_json, twice
 from syncopate.errors import ArtifactError
 from tests.unit import examples
 
@@ -32,6 +32,30 @@ def test_a_rule_that_is_broken_is_told_with_the_field_that_breaks_it():
     raw["levels"][1]["latency_s"] = -1.0
     with pytest.raises(ArtifactError, match=r"at \$\.levels\[1\]\.latency_s: latency_s is -1\.0"):
         Cluster.from_json(msgspec.json.encode(raw))
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ('{"a": 1, "b": {"a": 2}, "c": [{"a": 3}, {"a": 4}]}', None),
+        ('{"a": "\\u0022: x", "b": "\\": y", "\\": z": 1}', None),
+        ('{"a": 1, "b": 2, "a": 1}', "$.a"),
+        ('{"c": [{"a" : 3}, {"x":1, "a"\n:\t4, "a" : 5}]}', "$.c[1].a"),
+        ('{"a" : 1, "b": {"\\u0061": 1, "a": [{"z": 1, "z": 2}]}}', "$.b.a"),
+    ],
+)
+def test_a_field_that_stands_twice_is_named(text, field):
+    raw = msgspec.json.decode(text)
+    told = field and (f"{field[-1]!r} stands twice in this object; leave one of them out", field)
+    assert twice(text, raw) == twice(text.encode(), raw) == told
+
+
+def test_a_file_with_a_field_that_stands_twice_is_refused():
+    text = examples.cluster().to_json().decode()
+    with pytest.raises(
+        ArtifactError, match=r"c.json at \$\.levels\[0\]\.size: 'size' stands twice"
+    ):
+        Cluster.from_json(text.replace('"size":', '"size": 2, "size":', 1), "c.json")
 
 
 @pytest.mark.parametrize(
