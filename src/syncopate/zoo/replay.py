@@ -119,7 +119,8 @@ class Replay(nn.Module):
     is shown the parameters at the end of forward.
 
     Attributes:
-        workload: the workload as replayed; plan for this one.
+        workload: the workload as replayed; plan for this one. What overlap cost the model is not
+            in it: ranks that sleep and messages do not slow each other down.
     """
 
     def __init__(self, workload: Workload) -> None:
