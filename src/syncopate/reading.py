@@ -15,7 +15,7 @@ import re
 import stat
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, cast
@@ -86,8 +86,8 @@ def readable(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     try:
         with opened(path) as file:
             yield file
-    except (OSError, EOFError, zlib.error) as error:  # a compressed one may be cut off
-        reason = getattr(error, "strerror", None) or error
+    except OSError as error:
+        reason = error.strerror or error
         raise ArtifactError(path, f"cannot be read: {reason}") from None
 
 
@@ -160,26 +160,36 @@ class _Unpacked(gzip.GzipFile):
     def read(self, size: int | None = -1) -> bytes:
         """Return so much of what is left, or all of it, as any file does."""
         if size is not None and 0 <= size <= _PIECE_BYTES:
-            return self._checked(super().read(size))
+            return self._checked(super().read, size)
         left = sys.maxsize if size is None or size < 0 else size
         pieces = []
-        while left > 0 and (piece := self._checked(super().read(min(left, _PIECE_BYTES)))):
+        while left > 0 and (piece := self._checked(super().read, min(left, _PIECE_BYTES))):
             pieces.append(piece)
             left -= len(piece)
         return b"".join(pieces)
 
     def read1(self, size: int = -1) -> bytes:
         """Return up to ``size`` bytes of the rest, as any file does."""
-        return self._checked(super().read1(size))
+        return self._checked(super().read1, size)
 
     def close(self) -> None:
         """Close the compressed file too."""
         super().close()
         self._packed.close()
 
-    def _checked(self, piece: bytes) -> bytes:
-        read = self._packed.tell()  # not the whole size: noise may follow a gigabyte of blanks
-        if self.tell() > max(MOST_TIMES * read, _FREE_BYTES):
+    def _checked(self, read: Callable[[int], bytes], size: int) -> bytes:
+        """Return what is read.
+
+        Raises:
+            BadGzipFile: the compressed file is cut off or damaged: an ``OSError``, as all that
+                readers of files expect.
+        """
+        try:
+            piece = read(size)
+        except (EOFError, zlib.error) as error:
+            raise gzip.BadGzipFile(str(error)) from None
+        packed = self._packed.tell()  # not the whole size: noise may follow a gigabyte of blanks
+        if self.tell() > max(MOST_TIMES * packed, _FREE_BYTES):
             reason = f"unpacks to more than {MOST_TIMES} times its size, as no trace or table does"
             raise ArtifactError(self._path, reason)
         return piece

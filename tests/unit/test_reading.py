@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import os
 import random
 
@@ -82,6 +83,27 @@ def test_a_file_that_unpacks_to_far_too_much_is_refused_before_it_does(
     with pytest.raises(ArtifactError, match="unpacks to more than 100 times its size"):
         unpack()
     assert sum(unpacked) <= 64 * MIB
+
+
+def _by_text(file):
+    with io.TextIOWrapper(file, "latin-1") as text:
+        return text.read()
+
+
+@pytest.mark.parametrize("fault", ["cut off", "damaged"])
+@pytest.mark.parametrize("how", [lambda file: file.read(), lambda file: file.read(5000), _by_text])
+def test_a_compressed_file_that_is_not_whole_is_refused_as_any_that_cannot_be_read(
+    tmp_path, fault, how
+):
+    packed = gzip.compress(random.Random(0).randbytes(3000))
+    path = tmp_path / "a.json"
+    path.write_bytes(packed[:-20] if fault == "cut off" else packed[:12] + b"\xff" * 99)
+    said = "ended before" if fault == "cut off" else "while decompressing"
+    with pytest.raises(OSError, match=said), reading.opened(path) as file:
+        how(file)
+    refused = pytest.raises(ArtifactError, match=f"cannot be read: .*{said}")
+    with refused, reading.readable(path) as file:
+        how(file)
 
 
 def test_a_small_file_may_unpack_to_many_times_its_size(tmp_path):

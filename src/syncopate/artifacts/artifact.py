@@ -10,7 +10,6 @@ Writing is atomic: a reader sees the old file or the new one (:mod:`syncopate.ou
 from __future__ import annotations
 
 import os
-import zlib
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -106,8 +105,8 @@ class Artifact(Record, frozen=True, kw_only=True):
         """
         try:
             data = read_whole(path)
-        except (OSError, EOFError, zlib.error) as error:
-            reason = getattr(error, "strerror", None) or error
+        except OSError as error:
+            reason = error.strerror or error
             raise ArtifactError(path, f"cannot read this {cls.KIND} file: {reason}") from None
         return cls.from_json(data, source=path)
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import re
-import zlib
 from collections.abc import Sequence
 from functools import cached_property
 from io import BytesIO
@@ -249,8 +248,8 @@ class Timeline(Shown, Artifact, frozen=True, kw_only=True, dict=True):
         try:
             with opened(path) as file:
                 return cls.from_file(file, path)
-        except (OSError, EOFError, zlib.error) as error:
-            reason = getattr(error, "strerror", None) or error
+        except OSError as error:
+            reason = error.strerror or error
             raise ArtifactError(path, f"cannot read this {cls.KIND} file: {reason}") from None
 
     @classmethod

@@ -143,7 +143,7 @@ def read_blocks(path: str | os.PathLike[str]) -> tuple[bytes, Blocks]:
     try:
         data = read_whole(path)
     except OSError as error:
-        raise ArtifactError(path, f"cannot read this trace: {error.strerror}") from None
+        raise ArtifactError(path, f"cannot read this trace: {error.strerror or error}") from None
     if not data:
         raise ArtifactError(path, "not a trace: it is empty")
     line, newline, _ = data[:_LONGEST_HEADER].partition(b"\n")

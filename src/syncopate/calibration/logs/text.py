@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import zlib
 
 from syncopate.errors import ArtifactError
 from syncopate.reading import opened
@@ -41,8 +40,8 @@ def read_text(path: str | os.PathLike[str], most_bytes: int | None = None) -> st
     try:
         with opened(path) as file:
             data = file.read(MOST_BYTES + 1 if most_bytes is None else most_bytes)
-    except (OSError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or error
+    except OSError as error:
+        reason = error.strerror or error
         raise ArtifactError(path, f"cannot be read: {reason}") from None
     if len(data) > MOST_BYTES:
         reason = f"longer than {format_bytes(MOST_BYTES)}, and so no log of a benchmark"

@@ -42,7 +42,7 @@ def read_groups(communicator: Communicator, path: Path, hosts: Sequence[str]) ->
             answer = read_whole(path, _MOST_BYTES), ""
         except ArtifactError as error:  # the other ranks are waiting for an answer
             answer = b"", error.reason
-        except (OSError, ValueError, EOFError) as error:
+        except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             answer = b"", f"cannot read this table of racks: {reason}; rank 0 must be able to"
     data, refusal = communicator.broadcast_object(answer)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -73,8 +72,8 @@ def _is_workload(path: Path) -> bool:
         return False
     try:
         head = msgspec.json.decode(read_whole(path))
-    except (OSError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or error
+    except OSError as error:
+        reason = error.strerror or error
         raise ArtifactError(path, f"cannot read it: {reason}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False

@@ -19,7 +19,6 @@ import os
 import re
 import secrets
 import threading
-import zlib
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -77,7 +76,7 @@ def load_key(path: Path | None) -> JobKey | None:
         return None
     try:
         mode, text = path.stat().st_mode, read_whole(path, _MOST_BYTES).decode()
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise ArtifactError(path, f"cannot read this job key: {error}") from None
     if mode & 0o077:
         raise ArtifactError(path, f"others may read this job key: chmod 600 {path}")

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import os
 import re
-import zlib
 from collections.abc import Callable
+from gzip import BadGzipFile
 from typing import IO, Any, NamedTuple
 
 import msgspec
@@ -192,7 +192,7 @@ class _Pieces:
             while nbytes > 0 and (part := file.read(min(nbytes, _STEP_BYTES))):
                 parts.append(part)
                 nbytes -= len(part)
-        except (EOFError, zlib.error) as error:
+        except BadGzipFile as error:
             self._broken = f"the compressed file is cut off or damaged ({error})"
         return b"".join(parts)
 

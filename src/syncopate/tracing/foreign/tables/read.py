@@ -6,7 +6,6 @@ import csv
 import io
 import os
 import re
-import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
@@ -271,5 +270,5 @@ def _read(path: str | os.PathLike[str], most: int = -1) -> bytes:
     try:
         with opened(path) as file:
             return file.read(most)
-    except (OSError, EOFError, zlib.error) as error:
+    except OSError as error:
         raise ArtifactError(path, f"cannot be read: {error}") from None
