@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -205,16 +207,27 @@ def _profiles(folder: Path) -> list[Path]:
     if any(folder.glob(PATTERN)):
         return []
     profiles = foreign.profile_paths(folder)
-    recorded = set(foreign.recorded_paths(folder)).difference(profiles)
+    recorded = set(_written(foreign.recorded_paths(folder))).difference(profiles)
     return [] if recorded else profiles
 
 
 def is_plain(folder: Path) -> bool:
     """Say whether the ranks that wrote last to the directory of a run trained plain torch."""
-    plain, captured = foreign.recorded_paths(folder), list(folder.glob(PATTERN))
-    return bool(plain) and max(_written_ns(plain)) >= max(_written_ns(captured), default=0)
+    plain, captured = foreign.recorded_paths(folder), _written(folder.glob(PATTERN))
+    if not captured:
+        return bool(plain)
+    return max(_written(plain).values(), default=0) >= max(captured.values())
 
 
-def _written_ns(paths: Iterable[Path]) -> Iterator[int]:
+def _written(paths: Iterable[Path]) -> dict[Path, int]:
+    """Return when files were written, in nanoseconds since 1970.
+
+    What holds nothing that can be read is left out: empty ones, folders, links that lead nowhere.
+    """
+    found = {}
     for path in paths:
-        yield path.stat().st_mtime_ns
+        with contextlib.suppress(OSError):
+            about = path.stat()
+            if about.st_size and stat.S_ISREG(about.st_mode):
+                found[path] = about.st_mtime_ns
+    return found

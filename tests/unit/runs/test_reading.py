@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+
 import pytest
 from msgspec.structs import replace
 
@@ -9,14 +11,15 @@ from syncopate import report
 from syncopate.analysis.work import missing, whole
 from syncopate.artifacts.timeline import Span, Spans, Timeline
 from syncopate.artifacts.timelines.alike import Alike, SharedSpans
-from syncopate.errors import InvalidValueError
+from syncopate.errors import ArtifactError, InvalidValueError
 from syncopate.runs import reading
 from syncopate.runs.explain import Explained, explain
 from syncopate.runs.reading import latest, read
 from tests.unit.analysis.made import made
 from tests.unit.analysis.piped import piped
 from tests.unit.analysis.troubled import trained
-from tests.unit.tracing.foreign.made import profile, write
+from tests.unit.analysis.written import written
+from tests.unit.tracing.foreign.made import entry, profile, recorded, write
 from tests.unit.tracing.foreign.test_profiler import _iteration
 
 
@@ -67,6 +70,31 @@ def test_a_directory_of_traces_is_read_as_its_files(tmp_path, prefix) -> None:
     paths = write(tmp_path, prefix, ranks)
     (tmp_path / "workload.json").write_text('{"kind": "workload"}')
     assert [*read(tmp_path).timeline.spans] == [*read(*paths).timeline.spans]
+
+
+def test_an_empty_file_of_a_rank_is_said_and_hides_no_other_recording(tmp_path) -> None:
+    """A process was killed as it began to write, or the disk was full."""
+    for name in ("profiled", "captured"):
+        (tmp_path / name).mkdir()
+    write(tmp_path / "profiled", "host_17.", [profile(0, _iteration(0), world_size=1)])
+    captured = written(tmp_path / "captured", made(2, 6))
+    for folder in (tmp_path / "profiled", captured):
+        (folder / "rank-0.json").touch()
+        assert len(read(folder).timeline.spans) > 2
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    (plain / "rank-1.json").touch()
+    with pytest.raises(InvalidValueError, match=r"rank-1\.json is ''.*nothing was written yet"):
+        read(plain)
+    write(plain, "rank-", [recorded(0, [entry(1, 1, 5)], [(5, 6)])])
+    assert f"left out: {plain / 'rank-1.json'}: it is empty" in read(plain).remarks
+
+
+def test_a_compressed_trace_that_is_cut_off_is_not_passed_over(tmp_path) -> None:
+    paths = write(tmp_path, "host_17.", [profile(rank, _iteration(0)) for rank in (0, 1)])
+    paths[1].write_bytes(gzip.compress(paths[1].read_bytes())[:-200])
+    with pytest.raises(ArtifactError, match=r"host_17\.1\.json: cannot be read: Compressed file"):
+        read(tmp_path)
 
 
 def _alike(ranks: int, iterations: int) -> Timeline:

@@ -139,9 +139,13 @@ def read_directory(directory: str | os.PathLike[str], last: int) -> Timeline:
     """
     if last < 1:
         raise InvalidValueError("last", last, "at least 1")
-    found, notes = _of_last(recorded_paths(directory))
+    paths = recorded_paths(directory)
+    found, notes = _of_last(paths)
+    if paths and not found:
+        rule = "one of a recorded rank: nothing was written yet"
+        raise InvalidValueError(f"the content of {paths[0]}", "", rule)
     ranks = [flight.read_recorded(one.rank, one.path, one.damage) for one in found]
-    name = Path(directory).resolve().name
+    name = os.path.basename(os.path.realpath(directory))
     return timeline_of(ranks, name=name, last=last, notes=notes)
 
 
@@ -161,10 +165,13 @@ def _of_last(paths: Sequence[Path]) -> tuple[list[_Recorded], list[str]]:
     """
     read: list[_Recorded] = []
     errors: list[ArtifactError] = []
+    empty: list[Path] = []
     for path in paths:
         try:
             if data := read_whole(path):
                 read.append(_Recorded(path, *RecordedRank.whole(data, path)))
+            else:
+                empty.append(path)
         except OSError as error:
             errors.append(ArtifactError(path, f"cannot be read: {error.strerror or error}"))
         except ArtifactError as error:
@@ -185,6 +192,7 @@ def _of_last(paths: Sequence[Path]) -> tuple[list[_Recorded], list[str]]:
             f"there are files of {len(trainings)} runs; this is the one that began last, "
             f"{began:%Y-%m-%d %H:%M:%S} UTC"
         )
+    notes += [f"left out: {path}: it is empty" for path in empty]
     return (trainings or [[]])[-1], notes
 
 
