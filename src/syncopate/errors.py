@@ -40,6 +40,16 @@ def one_line(text: str) -> str:
     return visible(text).replace("\n", r"\n")
 
 
+def encodable(text: str) -> str:
+    r"""Return a text that UTF-8 can hold; names of files may have bytes that are no letters.
+
+    Example:
+        >>> print(encodable("runs/\udcff"))
+        runs/\udcff
+    """
+    return text.encode(errors="backslashreplace").decode()
+
+
 class SyncopateError(Exception):
     """Base of every error that is meant for the user; the message is complete by itself.
 

@@ -18,7 +18,7 @@ from syncopate.artifacts.plan import Plan
 from syncopate.artifacts.timeline import Timeline
 from syncopate.artifacts.workload import Workload
 from syncopate.costs.model.training import training_costs
-from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.errors import InvalidValueError, UnknownNameError, encodable
 from syncopate.output import Progress, write_output
 from syncopate.reports.pages.evidence import Evidence, messages
 from syncopate.reports.pages.page import require_html
@@ -54,7 +54,7 @@ class Page(str):
         Raises:
             ArtifactError: the path cannot be written.
         """
-        return write_output(path, self.encode())
+        return write_output(path, encodable(self).encode())
 
 
 def report(

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncopate.artifacts.timeline import Span, Spans, Timeline
-from syncopate.errors import InvalidValueError
+from syncopate.errors import InvalidValueError, encodable
 
 _TIMES = ("start_s", "end_s", "launched_s", "ready_s")
 
@@ -67,11 +67,11 @@ def merge(
     order = np.lexsort(tuple(by))
 
     return Timeline(
-        name=name,
+        name=encodable(name),
         source="measured",
         world_size=max(world_size, 1),
         spans=Spans.joined(parts, lambda field, column: shifted(field, column)[order]),
-        metadata=dict(metadata or {}),
+        metadata={key: encodable(text) for key, text in (metadata or {}).items()},
     )
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
 import re
 import struct
+import sys
 import zlib
 from html import unescape
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +21,8 @@ from syncopate.tracing.blocks import MARKER
 from syncopate.tracing.trace_file import TraceWriter, read_trace
 from tests.unit.analysis.made import made
 from tests.unit.analysis.written import written
+from tests.unit.tracing.foreign.made import profile, write
+from tests.unit.tracing.foreign.test_profiler import _iteration
 
 needs_html = pytest.mark.skipif(not find_spec("jinja2"), reason="the extra html is not installed")
 
@@ -40,6 +46,13 @@ def run(monkeypatch, capfd):
         return code, " ".join(out.split()), " ".join(told.err.split())
 
     return command
+
+
+def profiled(directory):
+    directory.mkdir()
+    rows = [*_iteration(0), *_iteration(100)]
+    write(directory, "trace", [profile(rank, rows) for rank in (0, 1)])
+    return directory
 
 
 def ranks(directory):
@@ -102,6 +115,54 @@ def test_a_file_was_cut(run, tmp_path, command):
         assert "1. rank 1 computes longer than the others: 6.00 s of forward" in out
         assert "without it: 9.00 s, 4.00 s (31%) less" in out
         assert "iterations 0 to 6 are explained: others are not whole on all ranks" in out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_compressed_file_was_cut(run, tmp_path, command):
+    path = ranks(written(tmp_path / "a", made(2, 6)))[1]
+    path.write_bytes(gzip.compress(path.read_bytes())[:-100])
+    code, out, err = run(command, tmp_path / "a")
+    assert code == 0
+    assert out
+    assert "rank-1.trace: cannot read this trace: Compressed file ended before" in err
+    assert "no file of rank 1: 1 of 2 ranks are shown" in err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_link_leads_to_itself(run, tmp_path, command):
+    folder = written(tmp_path / "a", made(2, 6))
+    for name in ("rank-2.trace", "rank-2.json"):
+        (folder / name).symlink_to(folder / name)
+    code, _, err = run(command, folder)
+    assert code == 0
+    assert "rank-2.trace: cannot read this trace: Too many levels of symbolic links" in err
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "convert"])
+def test_the_folder_is_a_link_to_itself(run, tmp_path, command):
+    (tmp_path / "a").symlink_to(tmp_path / "a")
+    code, out, err = run(command, tmp_path / "a")
+    assert (code, out) == (2, "")
+    assert "cannot be read: Too many levels of symbolic links" in err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of files are texts here")
+@pytest.mark.parametrize("made_by", [lambda path: written(path, made(2, 6)), profiled])
+@pytest.mark.parametrize("command", [*COMMANDS, "convert", ("convert", "--to", "perfetto")])
+def test_the_name_of_the_folder_is_no_text(run, tmp_path, command, made_by):
+    folder = made_by(Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff")))
+    command, *options = (command,) if isinstance(command, str) else command
+    code, out, err = run(command, folder, *options)
+    assert (code, "error" in err) == (0, False)
+    assert r"\udcff" in out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_one_file_of_a_run_is_given(run, tmp_path, command):
+    path = ranks(written(tmp_path / "a", made(2, 6)))[1]
+    code, out, err = run(command, path)
+    assert (code, out) == (2, "")
+    assert "rank-1.trace: a part of a run; give the directory in which the files of all" in err
 
 
 @pytest.mark.parametrize("by_s", [-60.0, 5.0])

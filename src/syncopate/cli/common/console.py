@@ -197,18 +197,18 @@ def require_outputs(json: bool, *outputs: tuple[str, Path | None]) -> None:
 
 def _require_others(outputs: Sequence[tuple[str, Path | None]]) -> None:
     """Refuse outputs that are files which the command reads, or the same file twice."""
-    read: dict[Path, str] = {}
+    read: dict[str, str] = {}
     written = {option.lstrip("-").replace("-", "_"): (option, path) for option, path in outputs}
     for name, value in options_given.get({}).items():
         for path in value if isinstance(value, list | tuple) else (value,):
             if isinstance(path, Path) and name not in written:
-                read[path.resolve()] = name
+                read[os.path.realpath(path)] = name
     for option, path in written.values():
         if path is None or is_standard_output(path):
             continue
-        if (other := read.get(path.resolve())) is not None:
+        if (other := read.get(os.path.realpath(path))) is not None:
             raise InvalidValueError(option, str(path), f"another file than {other}, which is read")
-        read[path.resolve()] = option
+        read[os.path.realpath(path)] = option
 
 
 @contextmanager

@@ -39,7 +39,7 @@ from syncopate.artifacts.timeline import (
     Timeline,
 )
 from syncopate.artifacts.timelines.spans import Numbers
-from syncopate.errors import ArtifactError
+from syncopate.errors import ArtifactError, encodable
 from syncopate.tracing.dlc.columns import OPERATIONS, Records
 from syncopate.tracing.dlc.reader import Trace
 from syncopate.tracing.dlc.records import OF_WORKERS
@@ -98,7 +98,7 @@ def timeline_of(traces: Mapping[str, Trace]) -> Timeline:
         raise ArtifactError(path, f"of a job of {header.workers} workers; missing: {names}")
     spans = [span for rank, ways in found.items() for span in _spans(rank, ways)]
     return Timeline(
-        name=Path(next(iter(workers))).resolve().parent.name or "DLC traces",
+        name=encodable(Path(next(iter(workers))).resolve().parent.name) or "DLC traces",
         source="measured",
         world_size=header.workers,
         spans=tuple(spans),

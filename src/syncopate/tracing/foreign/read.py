@@ -38,6 +38,7 @@ _PICKLE = b"\x80"
 _TIMELINE, _BEGIN_BYTES = re.compile(rb'\s*\{\s*"kind"\s*:\s*"timeline"'), 256
 """How a timeline begins that is read in pieces, as its files may be long."""
 
+_CAPTURED = re.compile(rb'\{"kind":"(trace|node_trace)"')
 _ARRAY = re.compile(rb"\s*\[\s*(?:\{|\]|$)")
 _RECORDED = re.compile(rb'"kind"\s*:\s*"recorded rank"')
 _KIND, _LOOK_BYTES = re.compile(rb'\s*\{\s*"kind"\s*:'), 1 << 14
@@ -72,7 +73,7 @@ def read_timeline(paths: Sequence[str | os.PathLike[str]], table: Mapped | None 
     """
     if not paths:
         raise InvalidValueError("FILE", [], "at least one")
-    name = Path(paths[0]).parent.resolve().name or "recorded"
+    name = os.path.basename(os.path.realpath(Path(paths[0]).parent)) or "recorded"
     tables = [path for path in paths if table is not None or _is_table(path)]
     if tables:
         other = next((path for path in paths if path not in tables), None)
@@ -207,6 +208,9 @@ def _read(path: str | os.PathLike[str]) -> Timeline | RankTrace:
         if _is_trace(file, begins):
             return profiler.read_trace(file, path)
         data = file.read()
+    if _CAPTURED.match(begins):
+        rule = "a part of a run; give the directory in which the files of all its ranks lie"
+        raise ArtifactError(path, rule)
     if _kind(data) == Timeline.KIND:
         return Timeline.from_json(data, path)
     if _RECORDED.search(data, 0, _LOOK_BYTES):  # which may be damaged
