@@ -174,8 +174,17 @@ def of_last_run(
             f"there are files of {len(began_s)} runs; this is the one that began last, "
             + _written(began_s[last])
         )
-    mine = {one.header.rank: one for run, one in zip(runs, files, strict=True) if run == last}
-    return mine, [node for node in nodes if node.header.run == last]
+    mine: dict[int, list[RankFile]] = {}
+    for run, one in zip(runs, files, strict=True):
+        if run == last:
+            mine.setdefault(one.header.rank, []).append(one)
+    if (times := max(map(len, mine.values()), default=1)) > 1:
+        remarks.append(f"this run was captured {times} times; this is the capture that began last")
+    chosen = {
+        rank: max(theirs, key=lambda one: (len(one.records) > 0, one.header.began_s))
+        for rank, theirs in mine.items()
+    }
+    return chosen, [node for node in nodes if node.header.run == last]
 
 
 def _job(one: RankFile) -> dict[str, Any]:

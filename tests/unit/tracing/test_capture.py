@@ -339,6 +339,19 @@ def test_of_several_runs_the_last_is_shown_and_none_is_overwritten(
     )
 
 
+def test_of_several_captures_of_a_run_the_last_is_shown_that_holds_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for moment_s, iterations in ((1e9, [(1.0, 2.0)]), (2e9, [(11.0, 15.0)]), (3e9, [])):
+        set_clock(monkeypatch, capture.__name__, time=lambda at=moment_s: at)
+        written(tmp_path, iterations)
+    assert len([*tmp_path.iterdir()]) == 3
+    run = read_run(tmp_path)
+    assert run.timeline.duration_s == 4.0
+    said = "this run was captured 3 times; this is the capture that began last"
+    assert run.remarks == (said,)
+
+
 def test_only_the_last_iterations_are_shown(tmp_path: Path) -> None:
     written(tmp_path, [(float(n), n + 0.5) for n in range(10)])
     run = read_run(tmp_path, last=3)
