@@ -47,7 +47,7 @@ _WINDOW_BYTES = 4 << 20
 _LOW_WATER_BYTES = 1 << 20
 _SHORT_BYTES = 64 << 10
 _WHOLE_S = 1.0
-_HEADER = struct.Struct("<II")
+_HEADER = struct.Struct("<IQ")  # tag, length of the message in bytes
 _NOW = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 _INTERRUPTED = "mesh interrupted here"
 

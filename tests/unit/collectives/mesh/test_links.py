@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import mmap
 import socket
 import sys
 import threading
@@ -20,6 +21,9 @@ from tests.children import HANGS_S
 
 LONG = 16 << 20
 """Bytes that fit into no socket's buffer."""
+
+BEYOND_32_BITS = (1 << 32) + 5
+"""Bytes whose number does not fit into 32 bits."""
 
 
 def connected() -> tuple[socket.socket, socket.socket]:
@@ -147,6 +151,24 @@ def test_another_length_is_refused(early: bool, ranks: Callable[..., list[Mesh]]
         b.receive(view(0, 8), 0, 1).wait()  # reads past the other
     with pytest.raises(RuntimeError, match=r"rank 0 sent 8 bytes where 12 were expected"):
         b.receive(view(0, 12), 0, 0).wait()
+
+
+def test_a_message_of_more_than_4_gib_says_its_length(ranks: Callable[..., list[Mesh]]) -> None:
+    """Only what the kernel takes at once is sent; memory that is only read takes no room."""
+    a, b = ranks(2)
+    memory = mmap.mmap(-1, BEYOND_32_BITS, access=mmap.ACCESS_READ)
+    with memory, memoryview(memory) as whole:
+        for part in a.send(whole, 1, 3).parts:  # type: ignore[attr-defined]
+            part.release()
+    came = b._links[0].socket.recv(links._HEADER.size, socket.MSG_WAITALL)
+    assert links._HEADER.unpack(came) == (3, BEYOND_32_BITS)
+
+
+def test_a_length_of_more_than_4_gib_is_read_whole(ranks: Callable[..., list[Mesh]]) -> None:
+    a, b = ranks(2)
+    a._links[1].socket.sendall(links._HEADER.pack(3, BEYOND_32_BITS))
+    with pytest.raises(RuntimeError, match=f"sent {BEYOND_32_BITS} bytes where 8 were expected"):
+        b.receive(view(0, 8), 0, 3).wait()
 
 
 def test_a_short_message_where_a_long_one_is_expected_is_refused(
