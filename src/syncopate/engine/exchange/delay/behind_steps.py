@@ -98,7 +98,7 @@ class Behind:
         aside = self.aside  # all ranks take the same channels, heard or not
         if self.ending is None or self.ending.heard:
             return self._pull_now(part, message, flat, aside)
-        due = Due(partial(self._gather, message, flat, aside), self.ending.wait)
+        due = Due(partial(self._gather, message, flat, aside))
         self._due.append(due)
         self._layout.traffic.pulls.append(Launched(part, message, due))
         return due

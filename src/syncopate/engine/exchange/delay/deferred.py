@@ -106,25 +106,26 @@ class Held:
 class Due:
     """A pull that the end of a step launches; see [Note: launching pulls].
 
+    Another thread may wait for it before the step has said when it is launched.
+
     Args:
         launch: launches it.
-        ended: waits for the end of the step.
     """
 
-    def __init__(self, launch: Callable[[], Ran], ended: Callable[[], object]) -> None:
-        self._launch, self._ended = launch, ended
-        self._handle: Ran | None = None
-        self._dropped = False
+    def __init__(self, launch: Callable[[], Ran]) -> None:
+        self._launch = launch
+        self._settled: Future[Ran | None] = Future()
 
-    def settle(self, *, launches: bool) -> None:
-        """Launch it, or drop it."""
-        if launches:
-            self._handle = self._launch()
-        self._dropped = not launches
+    def settle(self, is_sound: Callable[[], bool]) -> None:
+        """Launch it, or drop it after a step that is not sound; waits for it raise the errors."""
+        try:
+            self._settled.set_result(self._launch() if is_sound() else None)
+        except BaseException as error:  # raised again where it is waited for
+            self._settled.set_exception(error)
 
     def done(self) -> bool:
         """Say whether it is over, or never comes, without blocking."""
-        return self._dropped or (self._handle is not None and self._handle.done())
+        return self._settled.done() and (self._handle is None or self._handle.done())
 
     def wait(self) -> None:
         """Wait for the end of the step, and for the pull.
@@ -132,9 +133,8 @@ class Due:
         Raises:
             CollectiveError: a rank is lost or late.
         """
-        self._ended()
-        if self._handle is not None:
-            self._handle.wait()
+        if (handle := self._settled.result()) is not None:
+            handle.wait()
 
     @property
     def launched_s(self) -> float:
@@ -150,6 +150,11 @@ class Due:
     def finished_s(self) -> float:
         """When it was over, likewise."""
         return math.nan if self._handle is None else self._handle.finished_s
+
+    @property
+    def _handle(self) -> Ran | None:
+        settled = self._settled
+        return settled.result() if settled.done() and settled.exception() is None else None
 
 
 class Ending:
@@ -182,9 +187,8 @@ class Ending:
         said = self._averaged()
 
         def launch() -> None:
-            sound = said.result().is_sound
             for pull in pulls:
-                pull.settle(launches=sound)
+                pull.settle(lambda: said.result().is_sound)
 
         self._launched = executor.submit(launch)
 
