@@ -168,6 +168,7 @@ class Communicator:
         if have >= channels:
             return
         if self._detector is not None:
+            self.barrier()  # torch, which makes the groups, would sit out its limit for a dead rank
             with opened(self._group, channels - have, self.timeout_s) as runners:
                 for runner in runners:
                     self._detector.add(runner)

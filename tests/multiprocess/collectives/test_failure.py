@@ -180,13 +180,16 @@ def objects(rank: int, world_size: int, what: str) -> Any:
         "broadcast_object": lambda: communicator.broadcast_object("x", src=CULPRIT),
         "all_gather_object": lambda: communicator.all_gather_object("x"),
         "barrier": communicator.barrier,
+        "widen": lambda: communicator.widen(2),
     }
     with pytest.raises(CollectiveError) as caught:
         calls[what]()
     return caught.value.ranks
 
 
-@pytest.mark.parametrize("what", ["broadcast", "broadcast_object", "all_gather_object", "barrier"])
+@pytest.mark.parametrize(
+    "what", ["broadcast", "broadcast_object", "all_gather_object", "barrier", "widen"]
+)
 def test_everything_else_fails_the_same_way(what: str) -> None:
     assert run_ranks(objects, 3, what, may_die=[CULPRIT])[:2] == [(CULPRIT,)] * 2
 
