@@ -89,6 +89,7 @@ class ParameterServer:
         self._committer: Committer | None = None
         # Bundles that were split: nothing on disk counts any more that is under their keys.
         self._dropped: set[int] = set()
+        self._unsaved = False  # whether the identity on disk is another one
         self._over = self._again = False
         self._failure: ParameterServerError | None = None
         self._boot = new_token()
@@ -285,13 +286,12 @@ class ParameterServer:
         if kept is not None:
             self._restore(kept, chains, before)
         if self._folder is not None:
-            if back:
-                self._write_anew(roster, self._folder)
+            self._committer = Committer(self._folder, roster.run, self._node.wire.wake)
             if known is None or back:
                 known = known or Identity(job=self._job.name, run=roster.run, rank=roster.rank)
-                self._save_identity(known, incarnation=now.number)
-                self._node.member.settle()
-            self._committer = Committer(self._folder, roster.run, self._node.wire.wake)
+                self._change_identity(known, incarnation=now.number)
+            if back:
+                self._write_anew(self._committer)
         while self._early:
             self._take(self._early.popleft())
 
@@ -318,7 +318,7 @@ class ParameterServer:
             for record in chains[key]:
                 self._shard.restore(key, record.tensors)
 
-    def _write_anew(self, roster: msg.Roster, folder: StateFolder) -> None:
+    def _write_anew(self, committer: Committer) -> None:
         """Write all that is kept since this server went back, in the place of all that was there.
 
         The identity is written after it: until then the server goes back once more.
@@ -327,8 +327,9 @@ class ParameterServer:
         if self._machine is not None:
             at = self._machine.positions(self._shard.held)
             records = {key: self._shard.record(key, at[key], whole=True) for key in at}
-        folder.replace(roster.run, records)
+        committer.begin(records, identity=self._identity, anew=True)
         self._dropped.clear()
+        self._unsaved = False
 
     def _keep(self, action: act.Keep) -> None:
         assert self._machine is not None
@@ -336,18 +337,19 @@ class ParameterServer:
         self._note_bundles(self._machine.specs)
         if self._folder is not None and self._identity is not None:
             known, digest = self._identity, self._machine.digest
-            self._save_identity(known, digest=digest, rules=action.rules, slices=action.slices)
+            self._change_identity(known, digest=digest, rules=action.rules, slices=action.slices)
 
     def _keep_table(self, table: TableSlice) -> None:
         self._shard.keep_table(table)
         if self._folder is not None and self._identity is not None:
-            self._save_identity(self._identity, tables=(*self._identity.tables, table))
+            self._change_identity(self._identity, tables=(*self._identity.tables, table))
 
-    def _save_identity(self, known: Identity, **changed: Any) -> None:
+    def _change_identity(self, known: Identity, **changed: Any) -> None:
+        """Take another identity, which the next commit writes."""
         assert self._folder is not None
         self._identity = msgspec.structs.replace(known, **changed)
         self._folder.keeps_earlier = self._identity.synchronous
-        self._folder.save_identity(self._identity)
+        self._unsaved = True
 
     def _note_bundles(self, slices: Iterable[Slice]) -> None:
         """Note those that are bundles for the trace; it knows slices from what is declared."""
@@ -357,17 +359,20 @@ class ParameterServer:
         self._node.wire.tap.keeps(self._machine.rank, self._machine.rules.mode, bundles)
 
     def _commit(self) -> None:
-        """Let what changed be written, and tell the workers what is."""
+        """Let what changed be written, and tell scheduler and workers what is."""
         committer, machine, shard = self._committer, self._machine, self._shard
         if committer is None or machine is None:
             return
-        if positions := committer.finished():
+        if (positions := committer.finished()) is not None:
+            self._node.member.settle()  # the first commit has the identity
             self._do(machine.committed(positions))
-        if committer.busy or not shard.changed:
+        if committer.busy or not (shard.changed or self._unsaved):
             return
         whole = committer.wants_all
         keys = sorted(shard.held if whole else shard.changed)
         at = machine.positions(keys)
         records = {key: shard.record(key, at[key], whole=whole) for key in keys}
-        committer.begin(records, tuple(self._dropped))
-        self._dropped.clear()
+        dropped = tuple(self._dropped) if records else ()
+        committer.begin(records, dropped, identity=self._identity if self._unsaved else None)
+        self._dropped.difference_update(dropped)
+        self._unsaved = False

@@ -37,7 +37,12 @@ class Killable:
         folder: for what they keep.
         servers: how many.
         limits: times and sizes.
+
+    Attributes:
+        serve: what every server runs.
     """
+
+    serve: Callable[..., Any] = staticmethod(serve)
 
     def __init__(self, folder: Path, servers: int = 2, limits: Limits = LIMITS) -> None:
         self.job = Job(port=free_port(), servers=servers, workers=2)
@@ -62,7 +67,7 @@ class Killable:
             if role == "worker":
                 self.children[name] = Child(work, job, *self._call)
             elif role == "server":
-                self.children[name] = Child(serve, job, state, self.limits, "")
+                self.children[name] = Child(self.serve, job, state, self.limits, "")
             else:
                 self.children[name] = Child(_schedule, job, state, self.limits)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import signal
@@ -16,6 +17,7 @@ from typing import Any
 import msgspec
 import torch
 
+from syncopate import output
 from syncopate.errors import SyncopateError
 from syncopate.paramserver.job import Job
 from syncopate.paramserver.launch import free_port
@@ -97,6 +99,24 @@ def serve(
     server = ParameterServer(job, state=state, limits=limits, faults=chance, updaters=updaters)
     server.run()
     return server.refused
+
+
+def serve_when_there_is_room(job: Job, state: Path, *given: Any) -> dict[str, int]:
+    """Serve where ``state`` is on a disk that is full as long as there is a file ``full`` beside.
+
+    A file ``tried`` beside it tells which files could not be written.
+    """
+    full, tried, replace = state.with_name("full"), state.with_name("tried"), output._replace
+
+    def replace_if_there_is_room(target: Path, data: bytes) -> None:
+        if full.exists():
+            with tried.open("a") as notes:
+                notes.write(f"{target.relative_to(state.parent)}\n")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        replace(target, data)
+
+    output._replace = replace_if_there_is_room
+    return serve(job, state, *given)
 
 
 def work(job: Job, rules: Rules, limits: Limits, knobs: str, *call: Any) -> Any:

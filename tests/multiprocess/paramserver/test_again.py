@@ -16,7 +16,7 @@ from tests.multiprocess.paramserver.killable import (
     require_alike,
     train_rows,
 )
-from tests.multiprocess.paramserver.servers import wait_for
+from tests.multiprocess.paramserver.servers import serve_when_there_is_room, wait_for
 
 STEPS = 12
 SSGD = Rules(mode="ssgd", optimizer=Adam(lr=0.05))
@@ -110,6 +110,42 @@ def test_servers_that_live_go_on_from_their_disks_when_the_others_come_back(tmp_
         killed = ("scheduler", "server 1", "worker 0", "worker 1")
         job.kill(*killed)
         job.begin(*killed)
+        for began, resumed, weights in job.results():
+            assert resumed
+            assert began >= 3
+            require_alike(weights, undisturbed)
+
+
+class _Tight(_Job):
+    """One whose servers are on a disk that is full as long as a test says so."""
+
+    serve = staticmethod(serve_when_there_is_room)
+
+    def tried(self, name):
+        """Wait until each server could not write a file whose name begins so."""
+        file, wanted = self.folder / "tried", [f"server-{server}/{name}" for server in range(2)]
+        wait_for(lambda: file.exists() and all(each in file.read_text() for each in wanted))
+
+
+def test_servers_wait_for_room_before_they_write_who_they_are(tmp_path, undisturbed):
+    (tmp_path / "full").touch()
+    with _Tight(tmp_path, SSGD, _train, tmp_path) as job:
+        job.tried("server.json")
+        assert not (tmp_path / "taken").exists()
+        (tmp_path / "full").unlink()
+        for began, _, weights in job.results():
+            assert began == 0
+            require_alike(weights, undisturbed)
+
+
+def test_servers_that_go_back_wait_for_room(tmp_path, undisturbed):
+    with _Tight(tmp_path, SSGD, _train, tmp_path) as job:
+        job.reached(3)
+        job.kill()
+        (tmp_path / "full").touch()
+        job.again()
+        job.tried("segment")
+        (tmp_path / "full").unlink()
         for began, resumed, weights in job.results():
             assert resumed
             assert began >= 3

@@ -24,7 +24,9 @@ import re
 import struct
 import threading
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -239,14 +241,14 @@ class StateFolder:
             self._note(number, key, record)
         self._prune()
 
-    def replace(self, run: str, records: Mapping[int, Record]) -> None:
+    def replace(self, records: Mapping[int, Record], data: bytes) -> None:
         """Write a segment with ``records``, each whole; nothing else counts once it is there.
 
         Raises:
             ArtifactError: it cannot be written.
         """
         if records:
-            self.write(run, records)
+            self.put(records, data)
         number = self._next - 1
         for key, written in list(self._written.items()):
             self._written[key] = [each for each in written if key in records][-1:]
@@ -294,18 +296,17 @@ def _counted(written: list[_Written]) -> int:
 
 
 class _Work(NamedTuple):
-    """What is to be written, as :meth:`StateFolder.put` has it: records without their tensors."""
+    """A commit: where slices are once it is written, and the steps that write it, in order."""
 
-    records: dict[int, Record]
-    data: bytes
-    dropped: tuple[int, ...]
+    positions: dict[int, Position]
+    steps: deque[Callable[[], None]]
 
 
 class Committer:
-    """A thread that writes one segment at a time; where the disk is full, again and again."""
+    """A thread that writes one commit at a time; where the disk is full, again and again."""
 
     def __init__(self, folder: StateFolder, run: str, wake: Callable[[], None]) -> None:
-        """Write to ``folder``; call ``wake`` when a segment is written, or could not be."""
+        """Write to ``folder``; call ``wake`` when a commit is written, or could not be."""
         self._folder = folder
         self._run = run
         self._wake = wake
@@ -319,7 +320,7 @@ class Committer:
 
     @property
     def busy(self) -> bool:
-        """Whether a segment is being written, or its end was not taken note of."""
+        """Whether a commit is being written, or its end was not taken note of."""
         with self._changed:
             return self._work is not None or self._done is not None
 
@@ -328,31 +329,52 @@ class Committer:
         """Whether the next commit should hold all slices."""
         return self._folder.wants_all
 
-    def begin(self, records: Mapping[int, Record], dropped: tuple[int, ...] = ()) -> None:
-        """Write a segment with ``records``, after which those of ``dropped`` count no more.
+    def begin(
+        self,
+        records: Mapping[int, Record],
+        dropped: tuple[int, ...] = (),
+        *,
+        identity: Identity | None = None,
+        anew: bool = False,
+    ) -> None:
+        """Write a segment with ``records``; only while not busy.
 
-        Only while not busy.
+        Args:
+            records: by key; none: no segment.
+            dropped: keys of which nothing counts after it.
+            identity: the server's, where it changed.
+            anew: let nothing else count once it is written.
         """
         assert not self.busy
         bare = {
             key: msgspec.structs.replace(record, tensors={}, whole_nbytes=record.nbytes)
             for key, record in records.items()
         }
+        data, steps = encoded(self._run, records), deque[Callable[[], None]]()
+        if anew:
+            steps.append(partial(self._folder.replace, bare, data))
+        elif records:
+            steps.append(partial(self._folder.put, bare, data, dropped))
+        if identity is not None:
+            # A segment has what the identity says. One that is written anew has so with the
+            # identity before, too, by which a server that is killed meanwhile goes back once more.
+            save = partial(self._folder.save_identity, identity)
+            steps.append(save) if anew else steps.appendleft(save)
         with self._changed:
-            self._work = _Work(bare, encoded(self._run, records), dropped)
+            self._work = _Work({key: at.position for key, at in records.items()}, steps)
             self._changed.notify()
 
-    def finished(self) -> dict[int, Position]:
-        """Return the positions that are on disk since the last call.
+    def finished(self) -> dict[int, Position] | None:
+        """Return the positions that are on disk by a commit since the last call; None: no commit.
 
         Raises:
-            ArtifactError: a segment could not be written. What else ended the thread.
+            ArtifactError: it could not be written. What else ended the thread.
         """
         with self._changed:
             if self._error is not None:
                 raise self._error
             done, self._done = self._done, None
-        return done or {}
+        return done
 
     def close(self) -> None:
         """Finish what is being written, and end."""
@@ -371,17 +393,16 @@ class Committer:
                 work = self._work
             failure = self._keep_writing(work)
             with self._changed:
-                done = {key: record.position for key, record in work.records.items()}
-                self._work, self._done = None, None if failure else done
+                self._work, self._done = None, None if failure else work.positions
                 self._error = self._error or failure
             self._wake()
 
     def _keep_writing(self, work: _Work) -> Exception | None:
-        """Write a segment; while the disk is full wait, and write it then."""
+        """Write a commit; while the disk is full wait, and write it then."""
         waited = False
-        while True:
+        while work.steps:
             try:
-                self._folder.put(work.records, work.data, work.dropped)
+                work.steps[0]()
             except Exception as error:  # without memory, too: a server that waits has to hear of it
                 with self._changed:
                     if not is_full(error) or self._over:
@@ -391,9 +412,10 @@ class Committer:
                     waited = True
                     self._changed.wait(AGAIN_S)
             else:
-                if waited:
-                    _log.warning("%s: there is room again", self._folder.path)
-                return None
+                work.steps.popleft()
+        if waited:
+            _log.warning("%s: there is room again", self._folder.path)
+        return None
 
 
 def encoded(run: str, records: Mapping[int, Record]) -> bytes:

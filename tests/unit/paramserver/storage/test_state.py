@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import os
-import threading
-import time
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 import torch
 
 from syncopate.errors import ArtifactError, InvalidValueError, UnknownNameError
-from syncopate.paramserver.storage import state
 from syncopate.paramserver.storage.histories import newest
 from syncopate.paramserver.storage.optimizers import collecting, whole_state, with_state
 from syncopate.paramserver.storage.shard import Shard
-from syncopate.paramserver.storage.state import Committer, Identity, Record, StateFolder
+from syncopate.paramserver.storage.state import Identity, Record, StateFolder
 from syncopate.paramserver.tensors import flat_bytes, frame_of
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Add, Initialise, Stage, Update
@@ -24,8 +20,6 @@ from syncopate.protocol.placement.bundle import BUNDLE, Cut, bundles_of
 from syncopate.protocol.placement.piece import Slice
 from syncopate.protocol.rules import SGD, Adam, Rules
 from syncopate.protocol.slice import Position
-from tests.children import HANGS_S
-from tests.unit.paramserver.full_disk import refuse_as_full
 
 
 def _record(version, *values, dtype=torch.float32):
@@ -172,41 +166,6 @@ def test_who_the_server_is_comes_back(tmp_path):
     assert folder.identity() is None
     folder.save_identity(identity)
     assert folder.identity() == identity
-
-
-def test_a_committer_says_what_is_on_disk(tmp_path):
-    woken = threading.Event()
-    committer = Committer(StateFolder(tmp_path), "run", woken.set)
-    committer.begin({0: _record(1, 1.0)})
-    assert woken.wait(HANGS_S)
-    assert committer.finished() == {0: Position(1, {0: 1, 1: 1})}
-    assert committer.finished() == {}
-    assert not committer.busy
-    committer.close()
-    _same(_newest(StateFolder(tmp_path)), {0: _record(1, 1.0)})
-
-
-def test_a_disk_that_cannot_be_written_is_said(tmp_path):
-    (tmp_path / "file").write_text("")
-    woken = threading.Event()
-    committer = Committer(StateFolder(tmp_path / "file"), "run", woken.set)
-    committer.begin({0: _record(1, 1.0)})
-    assert woken.wait(HANGS_S)
-    with pytest.raises(ArtifactError, match="cannot write"):
-        committer.finished()
-    committer.close()
-
-
-def test_a_commit_that_ends_otherwise_is_said(tmp_path, monkeypatch):
-    """A server that waited for it would acknowledge nothing for ever."""
-    folder, woken = StateFolder(tmp_path), threading.Event()
-    monkeypatch.setattr(folder, "put", Mock(side_effect=MemoryError("no room for a segment")))
-    committer = Committer(folder, "run", woken.set)
-    committer.begin({0: _record(1, 1.0)})
-    assert woken.wait(HANGS_S)
-    with pytest.raises(MemoryError, match="no room for a segment"):
-        committer.finished()
-    committer.close()
 
 
 def test_what_is_dropped_counts_no_more_once_the_next_segment_is_there(tmp_path):
@@ -366,50 +325,6 @@ def test_a_name_is_on_disk_before_what_it_stands_for_is_acknowledged(tmp_path, m
     assert (kind, file.parent) == ("sync", path)
     assert (named, Path(segment).name) == ("name", "segment-000000000001")
     assert last == ("sync", path)
-
-
-def _full_disk(folder, monkeypatch, tries):
-    """Let writing fail so many times as it does on a full disk; return how often it was tried."""
-    write, tried = folder.put, []
-
-    def full(*given):
-        tried.append(given)
-        if len(tried) > tries:
-            return write(*given)
-        return refuse_as_full(folder.path)
-
-    monkeypatch.setattr(folder, "put", full)
-    monkeypatch.setattr(state, "AGAIN_S", 0.01)
-    return tried
-
-
-def test_on_a_full_disk_a_commit_waits_for_room_and_says_so(tmp_path, monkeypatch, caplog):
-    folder, ended = StateFolder(tmp_path), threading.Event()
-    tried = _full_disk(folder, monkeypatch, 3)
-    committer = Committer(folder, "run", ended.set)
-    committer.begin({0: _record(4, 1.0)})
-    assert ended.wait(HANGS_S)
-    assert committer.finished() == {0: Position(4, {0: 4, 1: 4})}
-    committer.close()
-    assert len(tried) == 4
-    assert caplog.messages == [
-        f"{tmp_path}: cannot write: No space left on device; "
-        "no push is acknowledged until there is room",
-        f"{tmp_path}: there is room again",
-    ]
-    _same(_newest(StateFolder(tmp_path)), {0: _record(4, 1.0)})
-
-
-def test_a_disk_that_stays_full_does_not_keep_a_server_from_ending(tmp_path, monkeypatch):
-    folder = StateFolder(tmp_path)
-    tried = _full_disk(folder, monkeypatch, 10**9)
-    committer = Committer(folder, "run", lambda: None)
-    committer.begin({0: _record(4, 1.0)})
-    while len(tried) < 2:
-        time.sleep(0.001)
-    committer.close()
-    with pytest.raises(ArtifactError, match="No space left"):
-        committer.finished()
 
 
 def _bundle_of(count):
