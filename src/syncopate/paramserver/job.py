@@ -138,7 +138,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         """
         if rules.on_worker_loss == ABORT:
             return self
-        return msgspec.structs.replace(self, launch=ONCE, opens=rules.opens)
+        loss = rules.on_worker_loss
+        return msgspec.structs.replace(self, launch=ONCE, opens=rules.opens, on_worker_loss=loss)
 
     def environment(self, role: str) -> dict[str, str]:
         """Return the variables from which a process of ``role`` reads this job."""

@@ -25,7 +25,7 @@ from syncopate.paramserver.wire.security import load_key
 from syncopate.paramserver.wire.sockets import Arrival, Wire
 from syncopate.paramserver.wire.tap import Tap
 from syncopate.protocol import actions as act
-from syncopate.protocol import codec
+from syncopate.protocol import codec, reasons
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Action
 from syncopate.protocol.limits import Limits
@@ -34,7 +34,7 @@ from syncopate.protocol.messages import Refusal
 from syncopate.protocol.placement.bundle import Place
 from syncopate.protocol.placement.layout import Layout
 from syncopate.protocol.placement.piece import Slice, TableSlice
-from syncopate.protocol.rules import Rules
+from syncopate.protocol.rules import ABORT, Rules
 from syncopate.protocol.worker import WorkerMachine
 
 QUEUE_BYTES = 1 << 30
@@ -79,6 +79,7 @@ class Session:
         self.machine: WorkerMachine | None = None
         self.error: ParameterServerError | None = None
         self._limits, self._token = limits, new_token()
+        self._aborts = job.on_worker_loss in ("", ABORT)
         register = msg.Register(
             msg.PROTOCOL,
             job.name,
@@ -386,6 +387,8 @@ class Session:
             self._count_workers(len(tokens))
         elif isinstance(said, msg.Lost) and machine is not None:
             self._do(machine.lost(said.rank, said.silent_s))
+        elif isinstance(said, msg.Lost) and self._aborts:
+            self._do([act.Fail(reasons.lost(said.rank, said.silent_s), (said.rank,))])
 
     def _manage(self, action: Action) -> None:
         if isinstance(action, act.Forget):

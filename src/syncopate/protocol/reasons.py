@@ -7,8 +7,20 @@ from syncopate.protocol.rules import Rules
 
 def lost(worker: int, silent_s: float) -> str:
     """Say that a worker was lost, after so much silence."""
+    return f"{_was_lost(worker, silent_s)}; on_worker_loss='continue' goes on without"
+
+
+def lost_at_first(worker: int, silent_s: float) -> str:
+    """Say that the worker was lost that gives the first weights, before it had given them."""
+    return (
+        f"{_was_lost(worker, silent_s)} before it gave the servers the first weights, and no other "
+        "worker gives them; start everything again"
+    )
+
+
+def _was_lost(worker: int, silent_s: float) -> str:
     silent = f" (silent for {silent_s:.1f} s)" if silent_s else ""
-    return f"worker {worker} was lost{silent}; on_worker_loss='continue' goes on without"
+    return f"worker {worker} was lost{silent}"
 
 
 def out_of_reach(worker: int, server: int, address: str, silent_s: float) -> str:

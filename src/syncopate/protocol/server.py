@@ -75,6 +75,7 @@ class ServerMachine:
         self._workers = Workers(here=set(range(len(self._tokens))), lives=lives)
         self._taken: dict[str, msg.Taken] = {}
         self._gone: set[str] = set()
+        self._undecided: dict[int, float] = {}
         self._step = seat.roster.incarnation.step
         self._norm = StepNorm()
         self._sessions: dict[Peer, int] = {}
@@ -145,16 +146,23 @@ class ServerMachine:
         ]
 
     def lost(self, worker: int, silent_s: float) -> list[Action]:
-        """Go on without a lost worker, or end: as the rules say."""
+        """Go on without a lost worker, or end: as the rules say, once they are declared."""
         self._workers.lost.add(worker)
         declared = self._declared
-        started = bool(declared) and all(
-            slice_.position.version >= 0 for slice_ in self._slices.values()
-        )
-        go_on = bool(declared) and all(each.on_worker_loss == CONTINUE for each in declared)
-        if not go_on or (worker == FIRST and not started):
+        started = bool(declared) and all(s.position.version >= 0 for s in self._slices.values())
+        if worker == FIRST and not started:
+            return [act.Fail(reasons.lost_at_first(worker, silent_s), (worker,))]
+        if not declared:
+            self._undecided[worker] = silent_s
+            return []
+        if any(each.on_worker_loss != CONTINUE for each in declared):
             return [act.Fail(reasons.lost(worker, silent_s), (worker,))]
         return self.left(worker)
+
+    def _decide(self) -> list[Action]:
+        """Do what the rules say, now that they are declared, about workers lost before."""
+        undecided, self._undecided = self._undecided, {}
+        return [action for lost in undecided.items() for action in self.lost(*lost)]
 
     def taken(self, taken: msg.Taken) -> list[Action]:
         """Let another process take a worker's place, and tell the scheduler from where it can.
@@ -379,7 +387,7 @@ class ServerMachine:
         if slices is None:
             return []
         self._keep(declare.digest, declare.rules, slices, {})
-        return [act.Keep(declare.rules, slices)]
+        return [act.Keep(declare.rules, slices), *self._decide()]
 
     def _why_not(self, declare: msg.Declare) -> str:
         """Say why nothing of a declaration can be kept; empty: it can."""
@@ -412,7 +420,7 @@ class ServerMachine:
             return []
         if known is None and self._step <= 0:
             self._keep_table(table, {})
-            return self._never_begun() or [act.KeepTable(table)]
+            return self._never_begun() or [act.KeepTable(table), *self._decide()]
         reason = reasons.not_there_before(f"the table {spec.name!r}")
         if known is not None:
             reason = (

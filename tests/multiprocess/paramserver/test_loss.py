@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from syncopate.protocol.rules import SGD, Rules
+from tests.children import HANGS_S
 from tests.multiprocess.paramserver import test_store as case
 from tests.multiprocess.paramserver.servers import QUICK, LocalServers, wait_for
 
@@ -34,6 +35,15 @@ def train_until_killed(store, folder, victim, steps):
         train_on(store, folder, 3)
         time.sleep(60)
     return train_on(store, folder, steps)
+
+
+def train_when_told(store, folder, victim):
+    """Train once a file says so; the worker ``victim`` waits for its end, and declares nothing."""
+    (folder / f"{store.rank}-joined").touch()
+    if store.rank == victim:
+        time.sleep(HANGS_S)
+    wait_for((folder / "told").exists)
+    return train_on(store, folder, 3)
 
 
 def push_ones(store, counts, rate):
@@ -108,6 +118,41 @@ def test_training_goes_on_without_a_lost_worker(tmp_path):
         mean = (case.gradient("bias", step, 0) + case.gradient("bias", step, 2)) / 2
         expected.add_(mean, alpha=-0.1)
     assert torch.equal(results[0]["bias"], expected)
+
+
+def killed_before_it_declares(job, folder, victim):
+    """Start the workers of ``job``; kill one, and return them when the scheduler has lost it."""
+    workers = job.start(train_when_told, folder, victim)
+    wait_for((folder / f"{victim}-joined").exists)
+    workers[victim].kill()
+    wait_for(lambda: job.scheduler._machine.here["worker"] < len(workers))
+    time.sleep(0.5)  # the servers hear of it
+    return [worker for rank, worker in enumerate(workers) if rank != victim]
+
+
+def test_training_goes_on_without_a_worker_that_was_lost_before_it_began(tmp_path):
+    rules = Rules(on_worker_loss="continue", optimizer=SGD(lr=0.1))
+    with LocalServers(workers=3, rules=rules, limits=QUICK) as job:
+        others = killed_before_it_declares(job, tmp_path, 1)
+        (tmp_path / "told").touch()
+        results = [child.result() for child in others]
+        assert job.ended() is None
+    expected = case.weights()["bias"]
+    for step in range(3):
+        mean = (case.gradient("bias", step, 0) + case.gradient("bias", step, 2)) / 2
+        expected.add_(mean, alpha=-0.1)
+    assert all(torch.equal(found["bias"], expected) for found in results)
+
+
+@pytest.mark.parametrize(("loss", "victim"), [("abort", 1), ("continue", 0)])
+def test_a_worker_lost_before_it_began_is_named_before_another_begins(tmp_path, loss, victim):
+    with LocalServers(workers=3, rules=Rules(on_worker_loss=loss), limits=QUICK) as job:
+        others = killed_before_it_declares(job, tmp_path, victim)
+        said = [job.ended()]
+        (tmp_path / "told").touch()
+        said += [child.refusal() for child in others]
+    why = "before it gave the servers the first weights" if victim == 0 else "'continue' goes on"
+    assert all(f"worker {victim} was lost" in each and why in each for each in said)
 
 
 def test_a_worker_that_leaves_early_is_named():

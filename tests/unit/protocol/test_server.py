@@ -238,9 +238,43 @@ def test_a_lost_worker_ends_the_job_or_not_as_the_rules_say():
     assert "worker 1 was given up" in refused.message.reason
 
 
-def test_who_gives_the_first_values_may_not_be_lost_before_it_did():
-    machine = _server(Rules(on_worker_loss="continue"))
-    assert isinstance(machine.lost(0, 6.0)[0], act.Fail)
+def _greeted_late(loss):
+    """Return a server that lost worker 1 of 3 before it heard a declaration, and what it does."""
+    machine = _server(workers=3, greeted=False)
+    assert machine.lost(1, 6.0) == []
+    found = []
+    for rank in (0, 2):
+        machine.receive(b"p%d" % rank, msg.Hello("run", rank, f"t{rank}"), None)
+        declare = msg.Declare("d", Rules(on_worker_loss=loss), SLICES)
+        found += machine.receive(b"p%d" % rank, declare, None)
+    return machine, found
+
+
+def test_a_worker_lost_before_any_declaration_is_gone_on_without():
+    machine, found = _greeted_late("continue")
+    assert _of(found, act.Fail) == []
+    _push(machine, 0, 0, 0)
+    assert _of(_push(machine, 0, 0, 1), act.Update) == []
+    assert _of(_push(machine, 2, 0, 1), act.Update)[0].gradients == ((0, 1), (2, 1))
+    refused = machine.receive(b"again", msg.Hello("run", 1, "t1"), None)[0]
+    assert "worker 1 was given up" in refused.message.reason
+
+
+def test_a_worker_lost_before_any_declaration_ends_the_job_where_that_says_so():
+    (fail,) = _of(_greeted_late("abort")[1], act.Fail)
+    assert fail.reason.startswith("worker 1 was lost (silent for 6.0 s)")
+    assert fail.ranks == (1,)
+
+
+@pytest.mark.parametrize("declared", [False, True])
+def test_who_gives_the_first_values_may_not_be_lost_before_it_did(declared):
+    machine = _server(Rules(on_worker_loss="continue"), greeted=declared)
+    fail = machine.lost(0, 6.0)[0]
+    assert fail == act.Fail(
+        "worker 0 was lost (silent for 6.0 s) before it gave the servers the first weights, and no "
+        "other worker gives them; start everything again",
+        (0,),
+    )
 
 
 def test_a_push_that_came_from_a_lost_worker_counts():
