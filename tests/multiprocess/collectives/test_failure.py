@@ -170,6 +170,34 @@ def test_a_rank_that_comes_too_late() -> None:
         assert "rank 2 did not arrive" in result["text"]
 
 
+def interrupted(rank: int, world_size: int, algorithm: str) -> dict[str, Any] | None:
+    """Return what the others say where a rank is interrupted amid a collective, and lives on."""
+    communicator = Communicator(timeout_s=60)
+    communicator.barrier()
+    said = None
+    if rank == CULPRIT:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            communicator.all_reduce(torch.ones(300_000), algorithm=algorithm)
+        with pytest.raises(CollectiveError, match="rank 2 was interrupted"):
+            communicator.barrier()
+    else:
+        time.sleep(0.6)  # it waits for these
+        said = failure(communicator, "all_reduce", algorithm)
+    dist.barrier()
+    return said
+
+
+@pytest.mark.parametrize("algorithm", ["ring", NATIVE])
+def test_a_rank_that_is_interrupted_and_lives_on_is_named(algorithm: str) -> None:
+    first, second, _ = run_ranks(interrupted, 3, algorithm)
+    for said in (first, second):
+        assert said["ranks"] == (CULPRIT,)
+        assert "rank 2 failed by itself: KeyboardInterrupt" in said["text"]
+        assert said["took_s"] < SOON_S
+
+
 def objects(rank: int, world_size: int, what: str) -> Any:
     communicator = Communicator(timeout_s=30)
     communicator.barrier()

@@ -231,13 +231,18 @@ class FailureDetector:
         """Note that ``error`` ended ``call`` midway: the peers wait for messages that never come.
 
         A process that Ctrl-C ends closes its connections by itself, and soon; one that raised may
-        go on.
+        go on, and so may one that catches Ctrl-C, such as a notebook.
         """
         whole = self._broken is None
         self._break(call, Verdict((self._rank,), f"rank {self._rank} was interrupted"))
         if whole and isinstance(error, Exception):
-            self._announce(Notice(call, "error", text=_first_line(error)))
-            self._disconnect()
+            self._tell_stopped(call, error)
+        elif whole:
+            self._monitor.tell_if_it_lives(functools.partial(self._tell_stopped, call, error))
+
+    def _tell_stopped(self, call: Call, error: BaseException) -> None:
+        self._announce(Notice(call, "error", text=_first_line(error)))
+        self._disconnect()
 
     def _break(self, call: Call, verdict: Verdict) -> Verdict:
         """Note why the communicator is at its end, and tell the others; the first reason holds."""
@@ -340,4 +345,4 @@ def _without_store(notice: Notice, closed: tuple[int, ...], error: RuntimeError)
 
 
 def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+    return f"{type(error).__name__}: {error}".splitlines()[0].removesuffix(": ")

@@ -53,6 +53,9 @@ STORE_LIMIT_S = 3.0
 LONG_S = 30.0
 """After how long a collective is worth a warning."""
 
+LIVES_S = 2.0
+"""How long a process that is to end by Ctrl-C may take; one that lives longer goes on."""
+
 GiveUp = Callable[[Call, float, Verdict | None], None]
 """Takes a call, the seconds that it has taken, and the verdict where that is known."""
 
@@ -174,6 +177,7 @@ class Monitor:
         self._to_compare = False
         self._comparison = Comparison()
         self.expected: Cluster | None = None
+        self._due: tuple[float, Callable[[], None]] | None = None
         self._closed = threading.Event()
         threading.Thread(target=self._run, name="syncopate-monitor", daemon=True).start()
 
@@ -201,6 +205,10 @@ class Monitor:
         """Tell rank 0 that this rank's connections are about to close because others failed."""
         if self._rank != keepalive.HUB:
             self._keepalive.tell(keepalive.News(failed=True))
+
+    def tell_if_it_lives(self, tell: Callable[[], None]) -> None:
+        """Call ``tell`` on the thread, once this process can no longer be about to end."""
+        self._due = time.monotonic() + LIVES_S, tell
 
     @property
     def entry(self) -> Entry:
@@ -257,6 +265,9 @@ class Monitor:
             slow = self._in_flight.slow()
             if slow and not self._given_up:
                 self._judge(verdict, slow)
+            if self._due is not None and time.monotonic() >= self._due[0]:
+                tell, self._due = self._due[1], None
+                tell()
             self._publish_entry()
             self._compare()
         self._keepalive.close()

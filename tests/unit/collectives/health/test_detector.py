@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -52,7 +53,7 @@ def test_channels_that_fail_together_wait_for_one_diagnosis() -> None:
     ("broken", "error", "says"),
     [
         (None, ZeroDivisionError("a bug"), "ZeroDivisionError: a bug"),
-        (None, KeyboardInterrupt(), None),  # the process ends
+        (None, KeyboardInterrupt(), None),
         (("#1", Verdict((1,), "rank 1 was lost")), ZeroDivisionError("a bug"), None),
     ],
 )
@@ -62,12 +63,19 @@ def test_a_rank_that_raises_amid_a_collective_tells_the_others(
     detector: Any = object.__new__(FailureDetector)
     announced: list[Notice] = []
     told: list[Verdict] = []
+    later: list[Callable[[], None]] = []
     detector._broken, detector._rank, detector._interrupted = broken, 2, False
     detector._monitor = SimpleNamespace(tell=told.append)
     detector._in_flight = SimpleNamespace(leave=lambda _: None)
     detector._announce, detector._disconnect = announced.append, Mock(return_value=())
+    detector._monitor.tell_if_it_lives = later.append
     detector._ended(CALL, error, 1.0)
     assert told == ([] if broken else [Verdict((2,), "rank 2 was interrupted")])
     assert [each.text for each in announced] == ([] if says is None else [says])
     assert [each.kind for each in announced] == ["error"] * len(announced)
     assert detector._disconnect.call_count == len(announced)
+    assert len(later) == isinstance(error, KeyboardInterrupt)
+    for tell in later:  # the process that was to end lives on
+        tell()
+        assert [each.text for each in announced] == ["KeyboardInterrupt"]
+        assert detector._disconnect.call_count == 1
