@@ -191,6 +191,7 @@ class Question:
             self.share,
             beside_nbytes,
             pull_share=self.share if kind.pulls_gradients else 1.0,
+            costs=self.costs[exchange],
         )
         more_s = beside_s(cluster, workload, exchange, self.share)
         played_s = played.iteration_s + more_s

@@ -58,7 +58,9 @@ def predict_delayed(
     communication_s = math.fsum(one.communication_s for one in period) / len(period)
     compute_s = period[0].compute_s
     beside_nbytes = workload.beside_nbytes(cluster.world_size)
-    bound_s = plan_bound_s(cluster, plan.buckets, compute_s, share, beside_nbytes, pull_period=k)
+    bound_s = plan_bound_s(
+        cluster, plan.buckets, compute_s, share, beside_nbytes, pull_period=k, costs=costs
+    )
     more_s = beside_s(cluster, workload, plan.exchange, share)
     played_s += more_s
     require_possible(played_s, bound_s, f"a plan for {workload.model!r}")

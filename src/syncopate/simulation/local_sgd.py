@@ -71,7 +71,7 @@ def predict_averaged(
     averaged_s = play_closing(average.pushes, overlap).finishes_s[-1] + more_s
     sent_s = math.fsum(push.duration_s for push in average.pushes) + more_s
     beside_nbytes = workload.beside_nbytes(cluster.world_size)
-    wire_s = plan_bound_s(cluster, plan.buckets, 0.0, 1.0, beside_nbytes)
+    wire_s = plan_bound_s(cluster, plan.buckets, 0.0, 1.0, beside_nbytes, costs=costs)
     bound_s = max(played.compute_s, wire_s / period)
     iteration_s = played.iteration_s + averaged_s / period
     require_possible(iteration_s, bound_s, f"a plan for {workload.model!r}")

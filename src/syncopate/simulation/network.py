@@ -42,7 +42,7 @@ from syncopate.artifacts.cluster import Cluster, CollectiveCurve, LinearFit
 from syncopate.artifacts.level import Level
 from syncopate.artifacts.plan import EXCHANGES, Plan
 from syncopate.costs.model.collective import fixed_cost
-from syncopate.costs.model.functions import CostFunction, Costs, Envelope, LinearCost, VariantCost
+from syncopate.costs.model.functions import Costs, Envelope, LinearCost, VariantCost
 from syncopate.costs.model.pieces import IntArray
 from syncopate.costs.model.unmeasured import for_native
 from syncopate.costs.schedule.links import Machines
@@ -147,7 +147,7 @@ def aggregated_costs(cluster: Cluster, plan: Plan, aggregation: Aggregation) -> 
         rule = "allreduce or served: switches make sums of gradients alone"
         raise InvalidValueError("exchange of the plan", plan.exchange, rule)
 
-    def cost(options: Mapping[str, Any]) -> CostFunction:
+    def cost(options: Mapping[str, Any]) -> LinearCost:
         if summed:
             return all_reduce_cost(cluster, aggregation)
         return served_cost(cluster, aggregation, int(str(options[SERVERS])))
@@ -156,7 +156,9 @@ def aggregated_costs(cluster: Cluster, plan: Plan, aggregation: Aggregation) -> 
         recipe.algorithm: VariantCost([(recipe.options, cost(recipe.options))], cost)
         for recipe in recipes
     }
-    return dict.fromkeys((recipe.collective for recipe in recipes), Envelope(by_name))
+    least_s = min(cost(recipe.options).fit.b_s_per_byte for recipe in recipes)
+    envelope = Envelope(by_name, least_s, in_switches=True)
+    return dict.fromkeys((recipe.collective for recipe in recipes), envelope)
 
 
 def all_reduce_cost(cluster: Cluster, aggregation: Aggregation) -> LinearCost:

@@ -8,13 +8,16 @@ import math
 import pytest
 from msgspec import structs
 
+from syncopate.analysis.phases import last_iteration_s
 from syncopate.artifacts.cluster import Cluster, CollectiveCurve, CurvePoint, Level, LinearFit
 from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.costs.model.bound import served_s_per_byte
 from syncopate.costs.model.collective import fixed_cost
 from syncopate.costs.model.served import served_costs
+from syncopate.delay import Delay, LocalSGD
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.planning.planner import make_plan
+from syncopate.planning.question import predict
 from syncopate.simulation import simulate
 from syncopate.simulation.network import (
     Aggregation,
@@ -184,6 +187,35 @@ def test_a_plan_is_played_on_switches_that_add():
         found = simulate(WORKLOAD, served, TREE, costs=told, iterations=2)
         lasting_s = [span.duration_s for span in found.kept if span.lane == "push"]
         assert lasting_s == pytest.approx([3e-5 + NBYTES * byte_s] * 2)
+
+
+@pytest.mark.parametrize("where", [STAR, TREE])
+@pytest.mark.parametrize(
+    ("told", "delay"),
+    [
+        ({"exchange": "allreduce"}, None),
+        ({"exchange": "allreduce", "channels": 2}, None),
+        ({"exchange": "allreduce", "wire_dtype": "bfloat16"}, None),
+        ({"exchange": "allreduce"}, LocalSGD(period=4)),
+        ({"exchange": "served"}, None),
+        ({"exchange": "served"}, Delay(k=4)),
+    ],
+)
+def test_switches_that_add_may_be_faster_than_ranks_could_exchange_their_gradients(
+    where, told, delay
+):
+    plan = make_plan(WORKLOAD, where, **told)
+    plan = plan if delay is None else plan.delayed(delay)
+    able = Aggregation(("host", "rack")[: len(where.levels)])
+    costs = aggregated_costs(where, plan, able)
+    found, alone = (predict(WORKLOAD, plan, where, costs) for costs in (costs, None))
+    share = 0.5 if plan.wire_dtype else 1.0
+    period = 4 if isinstance(delay, LocalSGD) else 1
+    assert found.bound_s == pytest.approx(max(0.02, NBYTES * 1e-9 * share / period))
+    assert found.bound_s <= found.iteration_s <= alone.iteration_s
+    if delay is None:
+        played = simulate(WORKLOAD, plan, where, costs=costs, iterations=4)
+        assert found.iteration_s == pytest.approx(last_iteration_s(played))
 
 
 def test_other_exchanges_and_levels_are_refused():

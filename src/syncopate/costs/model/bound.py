@@ -16,6 +16,9 @@ n with a single root, and as little as (u-1)/u n where they are spread.
 receives all weights, over a link that does both at once; so does each server with its share of
 all others'. The bound is that of one direction, however seldom the other is used.
 
+[Note: of switches] Where switches make the sums, ranks exchange less: what a byte takes there is
+told by the costs (``simulation/network.py``). Weights of servers go the other way, meanwhile.
+
 [Note: line rate] The rate of a line is that of the level's links, which calibration measures by
 long messages between pairs. Collectives correct it only where an algorithm's long ones, the median
 of them and bursts allowed for, were faster than the links by more than ``FASTER``: when ranks share
@@ -36,6 +39,7 @@ from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.level import unit_counts
 from syncopate.artifacts.plan import SERVED, Bucket
 from syncopate.artifacts.workload import Workload
+from syncopate.costs.model.functions import Costs
 from syncopate.costs.model.remembered import remembered
 from syncopate.costs.schedule.links import Machines
 from syncopate.errors import InvalidValueError, PredictionError
@@ -143,6 +147,7 @@ def plan_bound_s(
     *,
     pull_period: int = 1,
     pull_share: float = 1.0,
+    costs: Costs | None = None,
 ) -> float:
     """Return the physical bound of an iteration by a plan; see [Note: of every exchange].
 
@@ -154,7 +159,13 @@ def plan_bound_s(
         beside_nbytes: what all ranks are told besides.
         pull_share: of their bytes, what goes on the wire when buckets are pulled.
         pull_period: weights are pulled every so many iterations, of which each bears an equal part.
+        costs: by collective and these bytes, where they may be those of sums in switches.
     """
+    pushed = (costs or {}).get(buckets[0].push.collective)
+    if pushed is not None and pushed.in_switches:
+        # [Note: of switches]
+        sent_s = sum(bucket.nbytes for bucket in buckets) * pushed.least_s_per_byte
+        return max(compute_s, sent_s)
     if buckets[0].push.algorithm == SERVED:
         # [Note: of servers]
         servers = int(str(buckets[0].push.options.get(SERVERS, cluster.world_size)))

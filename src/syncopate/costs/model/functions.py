@@ -258,6 +258,8 @@ class Envelope(CostFunction):
         costs: algorithm name -> its cost; at a tie the name that stands first wins.
         least_s_per_byte: what every byte costs by any algorithm. Which algorithm is the
             cheapest does not depend on it.
+        in_switches: whether switches make the sums, so that ``least_s_per_byte``, not the bytes
+            that ranks have to exchange among themselves, is what the network takes at least.
 
     Example:
         >>> from syncopate.artifacts.cluster import LinearFit
@@ -268,7 +270,13 @@ class Envelope(CostFunction):
         ('binary_tree', 'ring')
     """
 
-    def __init__(self, costs: Mapping[str, CostFunction], least_s_per_byte: float = 0.0) -> None:
+    def __init__(
+        self,
+        costs: Mapping[str, CostFunction],
+        least_s_per_byte: float = 0.0,
+        *,
+        in_switches: bool = False,
+    ) -> None:
         if not costs:
             raise InvalidValueError("costs of an envelope", dict(costs), "at least one algorithm")
         self._alone: dict[str, CostFunction] = dict(costs)
@@ -278,6 +286,7 @@ class Envelope(CostFunction):
         pieces = lower_envelope([cost.pieces for cost in costs.values()])
         super().__init__(pieces.at_least(least_s_per_byte))
         self.least_s_per_byte = least_s_per_byte
+        self.in_switches = in_switches
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -330,7 +339,7 @@ class Envelope(CostFunction):
     def narrowed(self, share: float) -> Envelope:
         """Return these costs by the bytes of messages of which only ``share`` go on the wire."""
         costs = {name: _NarrowedCost(cost, share) for name, cost in self._alone.items()}
-        return Envelope(costs, self.least_s_per_byte * share)
+        return Envelope(costs, self.least_s_per_byte * share, in_switches=self.in_switches)
 
     def only(self, algorithm: str) -> Envelope:
         """Return the envelope of one algorithm alone.
