@@ -164,8 +164,8 @@ class Axes:
         return (*several, *(name for name, values in self._levels.items() if len(values) > 1))
 
     def of(self, axis: str) -> Sequence[Any]:
-        """Return the values of an axis; none where it is not given."""
-        return self._values.get(axis, ())
+        """Return the values of an axis, or of a level; none where it is not given."""
+        return self._values.get(axis) or self._levels.get(axis, ())
 
     def start(self, known: Setting) -> Setting:
         """Return today's setting: the known one, as far as it is among the values of each axis.

@@ -13,9 +13,11 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import ALLREDUCE, DECOUPLED, FSDP, SERVED, SHARDED
 from syncopate.artifacts.results.whatif import DDP, Change, Setting
 from syncopate.planning.margins import EXACT
+from syncopate.planning.whatif.machines import BANDWIDTH, LATENCY, linked
 from syncopate.planning.whatif.predictor import Predictor, efficiency, throughput
 from syncopate.units import format_link, sold_as
 
@@ -58,13 +60,13 @@ class Option(NamedTuple):
     ddp: bool
 
 
-def options(base: Setting, today: str, levels: int) -> Iterator[Option]:
+def options(base: Setting, today: str, cluster: Cluster) -> Iterator[Option]:
     """Yield the single changes from today.
 
     Args:
         base: today's setting.
         today: by which plan.
-        levels: of the network that join more than one unit.
+        cluster: of today's setting.
     """
     plain = today == DDP
     if plain:
@@ -76,7 +78,7 @@ def options(base: Setting, today: str, levels: int) -> Iterator[Option]:
     if base.ranks > 1:
         if plain:
             kind, words = "algorithm", "all-reduce DDP's buckets by the cheapest algorithm of each"
-            if levels > 1:
+            if len(cluster.joining) > 1:
                 kind = "hierarchy"
                 words = "all-reduce DDP's buckets level by level, by the cheapest algorithm"
             yield plan(kind, words, exchange=ALLREDUCE, policy="threshold", algorithm="")
@@ -100,9 +102,9 @@ def options(base: Setting, today: str, levels: int) -> Iterator[Option]:
         rate = 2 * base.bandwidth_bytes_per_s
         sold = sold_as(rate)
         words = "links twice as fast" + (f", {format_link(rate)}" if sold else "")
-        faster = replace(base, bandwidth_bytes_per_s=rate)
+        faster = linked(cluster, base, BANDWIDTH, rate)
         yield Option("links", words, HARDWARE, faster, plain)
-        closer = replace(base, latency_s=base.latency_s / 2)
+        closer = linked(cluster, base, LATENCY, base.latency_s / 2)
         yield Option("latency", "half the latency between nodes", HARDWARE, closer, plain)
     quick = replace(base, gpu_speed=2 * base.gpu_speed)
     yield Option("compute", "devices that compute twice as fast", HARDWARE, quick, plain)

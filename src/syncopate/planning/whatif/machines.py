@@ -5,7 +5,7 @@ Inside a host are the levels before the one called ``"host"``, as
 levels of hosts: full racks first. A cluster of unequal units (racks of 3 and 5 hosts) grows by
 whole copies of itself alone. Links of another rate or latency between hosts change those of
 outer levels in proportion, so that the network keeps its shape; what names a level changes that
-level alone.
+level alone (:func:`settled`), and gives the shape that other links keep (:func:`linked`).
 
 Curves, probes and places of ranks were measured on the base cluster and nowhere else. So all
 points, the base among them, are priced from links: like is compared with like.
@@ -28,6 +28,9 @@ DEVICE = Level(name="device", size=1, latency_s=5e-6, bandwidth_bytes_per_s=12e9
 """The level inside a host that has none: 16 lanes of PCIe 3, 12 GB/s each direction."""
 
 BANDWIDTH, LATENCY = "bandwidth", "latency"
+
+_FIELDS = {BANDWIDTH: "bandwidth_bytes_per_s", LATENCY: "latency_s"}
+"""What may be changed of a level -> its field, which a setting calls the same."""
 
 GPU_REDUCTION_S_PER_BYTE = 5e-12
 """γ of GPUs on a typical network: an addition reads two bytes and writes one, at 600 GB/s."""
@@ -55,7 +58,7 @@ def setting_of(cluster: Cluster, batch: int | None = None) -> Setting:
         gpus_per_node=ranks // nodes if ranks % nodes == 0 else ranks / nodes,
         bandwidth_bytes_per_s=outer[0].bandwidth_bytes_per_s,
         latency_s=outer[0].latency_s,
-        oversubscription=_oversubscription(outer),
+        oversubscription=_oversubscription(outer, _hosts_below(outer)),
         batch=batch,
     )
 
@@ -101,6 +104,49 @@ def cluster_of(base: Cluster, setting: Setting) -> Cluster:
         probes=(),
         warnings=(),
     )
+
+
+def settled(base: Cluster, setting: Setting) -> Setting:
+    """Return the same setting, whose other figures say of links what its levels say.
+
+    Raises:
+        InvalidValueError, UnknownNameError: as :func:`cluster_of`.
+    """
+    if not setting.levels:
+        return setting
+    outer = base.levels[base.first_outer :]
+    there = cluster_of(base, setting).levels[-len(outer) :]
+    told = dict(setting.levels)
+    for what, field in _FIELDS.items():
+        if f"{there[0].name}.{what}" in told:
+            # Levels further out do not follow this one, as they do a setting's own figure.
+            for level in there[1:]:
+                told.setdefault(f"{level.name}.{what}", getattr(level, field))
+    return replace(
+        setting,
+        levels=tuple(told.items()),
+        oversubscription=_oversubscription(there, _hosts_below(outer)),
+        **{field: getattr(there[0], field) for field in _FIELDS.values()},
+    )
+
+
+def linked(base: Cluster, setting: Setting, what: str, value: float) -> Setting:
+    """Return a setting with another link between hosts; those of outer levels keep in proportion.
+
+    Args:
+        base: the cluster that is known.
+        setting: with any link, of one as :func:`settled` returns it.
+        what: ``BANDWIDTH`` or ``LATENCY``.
+        value: bytes per second, or seconds.
+    """
+    field = _FIELDS[what]
+    outer = {f"{level.name}.{what}" for level in base.levels[base.first_outer :]}
+    before = getattr(setting, field)
+    levels = tuple(
+        (name, told * value / before if name in outer and before else told)
+        for name, told in setting.levels
+    )
+    return replace(setting, levels=levels, **{field: value})
 
 
 def _name(setting: Setting) -> str:
@@ -155,11 +201,10 @@ def _nodes(outer: Sequence[Level], nodes: int) -> list[Level]:
     return [*fixed, replace(last, size=nodes // below)]
 
 
-def _oversubscription(outer: Sequence[Level]) -> float:
-    """Return what the hosts below the outermost level send together, over what its links carry."""
+def _oversubscription(outer: Sequence[Level], hosts: float) -> float:
+    """Return what so many hosts send together, over what a link of the outermost level carries."""
     if len(outer) < 2:
         return 1.0
-    hosts = _hosts_below(outer)
     return hosts * outer[0].bandwidth_bytes_per_s / outer[-1].bandwidth_bytes_per_s
 
 
@@ -184,14 +229,13 @@ def _oversubscribed(levels: Sequence[Level], known: Sequence[Level], wanted: flo
 
 def _named(levels: Sequence[Level], changes: Mapping[str, float]) -> list[Level]:
     """Return levels of which some have another rate or latency, by ``"level.bandwidth"``."""
-    fields = {BANDWIDTH: "bandwidth_bytes_per_s", LATENCY: "latency_s"}
     found = list(levels)
-    known = [f"{level.name}.{what}" for level in levels for what in fields]
+    known = [f"{level.name}.{what}" for level in levels for what in _FIELDS]
     for key, value in changes.items():
         name, _, what = key.rpartition(".")
         places = [place for place, level in enumerate(found) if level.name == name]
-        if not places or what not in fields:
+        if not places or what not in _FIELDS:
             raise UnknownNameError("level", key, known)
         for place in places:
-            found[place] = replace(found[place], **{fields[what]: value})
+            found[place] = replace(found[place], **{_FIELDS[what]: value})
     return found

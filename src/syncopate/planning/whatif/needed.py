@@ -10,11 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from msgspec.structs import replace
-
 from syncopate.artifacts.results.whatif import DDP, LinkNeeded, Prices, Setting
 from syncopate.planning.margins import EXACT
 from syncopate.planning.whatif.costs import epoch_cost
+from syncopate.planning.whatif.machines import BANDWIDTH, linked
 from syncopate.planning.whatif.predictor import Predictor, throughput
 from syncopate.units import SOLD_GBIT, parse_link, sold_as
 
@@ -43,7 +42,7 @@ def link_needed(
     bounded = today == DDP or not late
 
     def keeps(bytes_per_s: float) -> bool:
-        at: Setting = replace(setting, bandwidth_bytes_per_s=bytes_per_s)
+        at = linked(predictor.cluster, setting, BANDWIDTH, bytes_per_s)
         compute_s = predictor.compute_s(at, EXACT)
         if bounded and compute_s < (keep - _REACH) * predictor.bound_s(at):
             return False  # no plan is faster than the bound
@@ -94,6 +93,6 @@ def _least(keeps: Callable[[float], bool], start: float, enough: float) -> float
 
 def _cost(setting: Setting, rate: float, today: str, predictor: Predictor) -> float:
     assert predictor.prices is not None
-    at: Setting = replace(setting, bandwidth_bytes_per_s=rate)
+    at = linked(predictor.cluster, setting, BANDWIDTH, rate)
     iteration_s = predictor.iteration_s(at, ddp=today == DDP, shifts=EXACT)
     return epoch_cost(predictor.prices, at, throughput(at, iteration_s))

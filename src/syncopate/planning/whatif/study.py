@@ -34,7 +34,7 @@ from syncopate.planning.whatif.assumptions import assumptions
 from syncopate.planning.whatif.axes import Axes, values_of
 from syncopate.planning.whatif.changes import change_of, options, ranked
 from syncopate.planning.whatif.doubts import doubts
-from syncopate.planning.whatif.machines import setting_of
+from syncopate.planning.whatif.machines import BANDWIDTH, LATENCY, setting_of, settled
 from syncopate.planning.whatif.needed import link_needed
 from syncopate.planning.whatif.predictor import Predictor
 from syncopate.planning.whatif.work import Work, batch_of
@@ -103,8 +103,10 @@ class Study:
         self._margins = margins(device, measured, dict(terms.uncertain))
         self._predictor = Predictor(self._work, cluster, self._margins, terms.prices)
         known = setting_of(cluster, batch_of(workload))
-        self._base = axes.start(known)
-        self._settings = list(axes.settings(self._base))
+        _require_apart(cluster, axes)
+        start = axes.start(known)
+        self._base = settled(cluster, start)
+        self._settings = [settled(cluster, setting) for setting in axes.settings(start)]
         self._points: list[Point] = []
         self._changes: tuple[Change, ...] = ()
         self._links: tuple[LinkNeeded, ...] = ()
@@ -149,7 +151,7 @@ class Study:
     def _answer(self, progress: Progress) -> None:
         base, today, predictor = self._base, self._terms.today, self._predictor
         now = predictor.point(base).by(today).throughput
-        asked = list(options(base, today, len(predictor.machines(base).joining)))
+        asked = list(options(base, today, predictor.machines(base)))
         found = {}
         for place, option in enumerate(asked):
             say(progress, option.kind, 0.4 * place / len(asked))
@@ -270,6 +272,25 @@ def whatif(
     study = Study(workload, cluster, vary, terms)
     study.run(progress)
     return study.result()
+
+
+def _require_apart(cluster: Cluster, axes: Axes) -> None:
+    """Refuse an axis and a level that say the same of links.
+
+    Raises:
+        InvalidValueError: there are such two.
+    """
+    link, top = cluster.levels[cluster.first_outer].name, cluster.levels[-1].name
+    pairs = (
+        (BANDWIDTH, f"{link}.{BANDWIDTH}"),
+        (LATENCY, f"{link}.{LATENCY}"),
+        ("oversubscription", f"{link}.{BANDWIDTH}"),
+        ("oversubscription", f"{top}.{BANDWIDTH}"),
+    )
+    for axis, level in pairs:
+        if axes.of(axis) and axes.of(level):
+            rule = f"left out beside {axis}, which settles the same links of {cluster.name}"
+            raise InvalidValueError("level", level, rule)
 
 
 def _split(

@@ -11,8 +11,10 @@ from syncopate.planning.whatif.machines import (
     DEVICE,
     GPU_REDUCTION_S_PER_BYTE,
     cluster_of,
+    linked,
     on_device,
     setting_of,
+    settled,
 )
 from tests.unit import examples
 
@@ -135,3 +137,22 @@ def test_ranks_of_a_typical_network_add_where_they_compute():
     assert on_device(FLAT, "cpu") is FLAT
     assert on_device(FLAT, "") is FLAT
     assert on_device(FLAT, "cuda").reduction_s_per_byte == GPU_REDUCTION_S_PER_BYTE
+
+
+@pytest.mark.parametrize("what", ["bandwidth", "latency"])
+def test_a_setting_says_what_its_levels_say(what):
+    """A host's link by its level's name is that link alone; another link keeps the shape of all."""
+    field = {"bandwidth": "bandwidth_bytes_per_s", "latency": "latency_s"}[what]
+    today = setting_of(RACKS)
+    link, rack = (getattr(level, field) for level in RACKS.levels[-2:])
+    found = settled(RACKS, replace(today, levels=((f"host.{what}", 3 * link),)))
+    assert getattr(found, field) == 3 * link
+    there = cluster_of(RACKS, found)
+    assert [getattr(level, field) for level in there.levels[-2:]] == [3 * link, rack]
+    assert found.oversubscription == setting_of(there).oversubscription
+    wider = cluster_of(RACKS, linked(RACKS, found, what, 6 * link))
+    assert [getattr(level, field) for level in wider.levels[-2:]] == [6 * link, 2 * rack]
+    within = settled(RACKS, replace(today, levels=((f"device.{what}", 1e-3),)))
+    kept = linked(RACKS, within, what, 2 * link)
+    assert kept.levels == ((f"device.{what}", 1e-3),)
+    assert settled(RACKS, today) == today

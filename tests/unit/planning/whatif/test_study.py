@@ -90,6 +90,27 @@ def test_a_single_change_gains_what_its_own_sweep_says(swept):
     assert found["batch"].gain > 0
 
 
+@pytest.mark.parametrize(("what", "value"), [("bandwidth", "1gbit"), ("latency", "1ms")])
+def test_a_link_by_the_name_of_its_level_is_a_hosts_link(what, value):
+    named = syncopate.whatif(_workload(), CLUSTER, levels={f"host.{what}": value})
+    plain = syncopate.whatif(_workload(), CLUSTER, **{what: value})
+    assert (named.sentences, named.changes, named.links) == (
+        plain.sentences, plain.changes, plain.links,
+    )  # fmt: skip
+    assert replace(named.base.setting, levels=()) == plain.base.setting
+
+
+def test_answers_for_a_level_of_another_rate_are_those_of_such_a_cluster():
+    racks = CLUSTER.in_racks((4, 4), uplink_bytes_per_s=2e9)
+    slow = CLUSTER.in_racks((4, 4), uplink_bytes_per_s=0.25e9)
+    named = syncopate.whatif(_workload(), racks, levels={"rack.bandwidth": "2gbit"})
+    given = syncopate.whatif(_workload(), slow)
+    assert named.changes == given.changes
+    assert named.links == given.links
+    assert given.links[0].bandwidth_bytes_per_s > 0
+    assert {change.kind: change.gain for change in given.changes}["links"] > 0.1
+
+
 def test_from_the_best_plan_no_plan_is_a_change():
     found = syncopate.whatif(_workload(), CLUSTER, today=BEST)
     kinds = {change.kind for change in found.changes}
@@ -291,6 +312,8 @@ def test_it_is_written_and_read(swept, tmp_path):
         ({"batch": [_workload(), _workload()]}, InvalidValueError),
         ({"levels": {"rack": "1g"}}, InvalidValueError),
         ({"oversubscription": 2}, InvalidValueError),
+        ({"levels": {"host.bandwidth": "4g"}, "bandwidth": "1g"}, InvalidValueError),
+        ({"levels": {"host.latency": "4us"}, "latency": "1us"}, InvalidValueError),
     ],
 )
 def test_wrong_questions_are_refused(told, error):
