@@ -51,6 +51,18 @@ class Predictor:
         self._point = lru_cache(_KEPT)(self._make_point)
         self._iteration_s = lru_cache(_KEPT)(self._predict_iteration_s)
 
+    def require(self, setting: Setting) -> None:
+        """Refuse a setting that cannot be, before anything is predicted.
+
+        Raises:
+            InvalidValueError, UnknownNameError: as of :meth:`point`, but for algorithms and
+                policies, which are known when they are priced.
+        """
+        cluster_of(self.cluster, setting)
+        quick.exchanges(setting)
+        if self.prices is not None:
+            epoch_cost(self.prices, setting, 1.0)
+
     def point(self, setting: Setting) -> Point:
         """Return the point of a setting, with intervals.
 

@@ -90,7 +90,7 @@ def planned(workload: Workload, cluster: Cluster, setting: Setting) -> Plan:
     """
     plans = []
     refused: list[UnknownNameError] = []
-    for exchange in _exchanges(setting):
+    for exchange in exchanges(setting):
         costs: Costs | None = None
         if exchange == SERVED and setting.servers:
             costs = served_costs(cluster, setting.servers)
@@ -133,7 +133,12 @@ def is_gpu(workload: Workload) -> bool:
     return workload.metadata.get("device") != "cpu"
 
 
-def _exchanges(setting: Setting) -> tuple[str, ...]:
+def exchanges(setting: Setting) -> tuple[str, ...]:
+    """Return the exchanges that a setting leaves open.
+
+    Raises:
+        InvalidValueError: an exchange, a delay and servers that do not go together.
+    """
     given = setting.exchange
     if setting.pull_period and setting.local_sgd:
         rule = "0 with a pull period: weights come late, or are averaged"

@@ -107,6 +107,8 @@ class Study:
         start = axes.start(known)
         self._base = settled(cluster, start)
         self._settings = [settled(cluster, setting) for setting in axes.settings(start)]
+        for setting in (self._base, *self._settings):
+            self._predictor.require(setting)
         self._points: list[Point] = []
         self._changes: tuple[Change, ...] = ()
         self._links: tuple[LinkNeeded, ...] = ()

@@ -321,6 +321,22 @@ def test_wrong_questions_are_refused(told, error):
         syncopate.whatif(_workload(), CLUSTER, **told)
 
 
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"nodes": "8..64:4,65"},
+        {"pull_period": [0, 4], "local_sgd": [0, 8]},
+        {"exchange": "served,best", "servers": [2]},
+        {"bandwidth": "10g,40g"},
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused_before_any_is_predicted(told):
+    racks = CLUSTER.in_racks((4, 4), uplink_bytes_per_s=2e9)
+    prices = Prices(epoch_samples=1_000_000, gpu_hour=1.5, link_hour={"10g": 0.02})
+    with pytest.raises(InvalidValueError):
+        Study(_workload(), racks, {"bandwidth": "10g"} | told, Terms(prices=prices))
+
+
 def test_settings_outside_of_what_was_validated_are_named():
     found = syncopate.whatif(_workload(), CLUSTER, nodes=[8, 64])
     assert any("64 ranks lie outside of what was validated" in one for one in found.assumptions)
