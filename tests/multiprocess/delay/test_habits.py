@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from syncopate.delay import Delay
+from syncopate.delay import Delay, LocalSGD
 from syncopate.engine.distribute import distribute
 from syncopate.engine.exchange.delay.local import Local
 from syncopate.engine.exchange.push import gathering as base
@@ -305,7 +305,27 @@ def recorded(rank: int, world_size: int) -> None:
     iterate(model, optimizer, rank, range(STEPS, STEPS + 3))
 
 
-@pytest.mark.parametrize("script", [compiled, recorded])
+def scripted(rank: int, world_size: int) -> None:
+    """A TorchScript module trains as the module that it was made from, and loads midway."""
+    for delay in (GLU, LocalSGD(period=3, warm_up=2)):
+        ended = []
+        for form in (nn.Module.train, torch.jit.script):
+            model = form(odd64())
+            start = {name: value.clone() for name, value in model.state_dict().items()}
+            exchange = "allreduce" if isinstance(delay, LocalSGD) else "sharded"
+            plan = plan_of(model, world_size, exchange=exchange).delayed(delay)
+            model, optimizer = distribute(
+                model, sgd(model.parameters()), plan=plan, timeout_s=TIMEOUT_S
+            )
+            iterate(model, optimizer, rank, range(7))
+            model.load_state_dict(start)
+            iterate(model, optimizer, rank, range(7, STEPS))
+            ended.append([parameter.detach().clone() for parameter in model.parameters()])
+            model.syncopate.detach()
+        close(*ended)
+
+
+@pytest.mark.parametrize("script", [compiled, recorded, scripted])
 def test_what_looks_at_a_model_finds_its_weights(script: Any) -> None:
     run_ranks(script, 2)
 

@@ -40,6 +40,7 @@ def on_loading(model: nn.Module, loaded: Callable[[], None]) -> RemovableHandle:
         if (call := known()) is not None:
             call()
 
-    held: Any = model
-    handle: RemovableHandle = held.register_load_state_dict_post_hook(ModelHook(tell))
+    # A TorchScript module refuses its own method, and calls such hooks all the same.
+    register: Any = nn.Module.register_load_state_dict_post_hook
+    handle: RemovableHandle = register(model, ModelHook(tell))
     return handle
