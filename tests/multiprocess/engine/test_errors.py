@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from syncopate.artifacts.cluster import Cluster
-from syncopate.artifacts.plan import Plan
+from syncopate.artifacts.plan import ALLREDUCE, DECOUPLED, Plan
 from syncopate.engine.distribute import distribute
 from syncopate.errors import (
     CollectiveError,
@@ -481,18 +481,24 @@ def _fails_in_the_loss(rank: int, world_size: int) -> list[str]:
     _as_without(model, twin, rank, (0, 6))
     model.syncopate.detach()
     # With buffers the rank that goes on meets the others' buckets.
-    model, optimizer = _distribute(_model(), plan=plan_of(_model(), world_size))
-    attempt(0, False, model, optimizer)
-    errors = [str(_error_of(partial(attempt, 1, rank == 1, model, optimizer)))]
-    if rank == 1:
-        errors.append(str(_error_of(partial(attempt, 2, False, model, optimizer))))
-    model.syncopate.detach()
-    return errors
+    found = []
+    for exchange in (ALLREDUCE, DECOUPLED):
+        plan = plan_of(_model(), world_size, exchange=exchange)
+        model, optimizer = _distribute(_model(), plan=plan)
+        attempt(0, False, model, optimizer)
+        attempt(1, False, model, optimizer)
+        errors = [str(_error_of(partial(attempt, 2, rank == 1, model, optimizer)))]
+        if rank == 1:
+            errors.append(str(_error_of(partial(attempt, 3, False, model, optimizer))))
+        found.append(errors[-1])
+        _error_of(model.syncopate.detach)
+    return found
 
 
 def test_an_error_in_the_loss_of_one_rank_is_found_on_all() -> None:
     for errors in run_ranks(_fails_in_the_loss, 3):
-        assert re.search("rank 1 in broadcast .*after an error between", errors[-1]), errors
+        for error in errors:
+            assert re.search("rank 1 in broadcast .*after an error between", error), errors
 
 
 def test_failed_backwards_and_late_changes() -> None:

@@ -157,8 +157,9 @@ _IN_STEPS = (
     "left one out"
 )
 _IN_FORWARDS = (
-    "A rank in a broadcast begins a forward, one in an all-reduce is in its backward: after an "
-    "error between forward and backward, as in the loss, a rank goes on alone. See the error "
-    "there; or some rank left a forward, a backward or a step() out. Where ranks own parts of "
-    "gradients (any exchange but 'allreduce'), all of them have to read a gradient, or none"
+    "A rank in a broadcast begins a forward, one in an all-reduce or a reduce-scatter is in its "
+    "backward: after an error between forward and backward, as in the loss, a rank goes on alone. "
+    "See the error there; or some rank left a forward, a backward or a step() out. Where ranks own "
+    "parts of gradients (any exchange but 'allreduce'), all of them have to read a gradient, or "
+    "none"
 )

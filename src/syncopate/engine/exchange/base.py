@@ -114,6 +114,7 @@ class Exchange:
         self._push.push(bucket, note, empty=empty)
         if note is not None:
             self.pull.pushed()
+            self.model_buffers.pushed()
 
     def wait(self) -> Said:
         """Wait for all pushes, divide the sums, and return what the ranks reported."""

@@ -39,6 +39,7 @@ class InForward(ModelBuffers):
     def __init__(self, layout: Layout, *, aside: bool = False) -> None:
         self._layout = layout
         self._channel = layout.plan.channels if aside and layout.buffers.exchanged else 0
+        self._met = False
         layout.communicator.widen(self._channel + 1)
         layout.lend(layout.notes, "puts", self._puts)
 
@@ -48,8 +49,18 @@ class InForward(ModelBuffers):
         return self._layout.buffers.exchanged
 
     def forward_begins(self) -> None:
-        """Exchange buffers with all ranks, which begin a forward too."""
-        agree(self._layout, self._channel, leave_own=True)
+        """Exchange buffers with all ranks, which begin a forward too.
+
+        The second time since a backward the ranks meet where gradients are pushed. A rank goes on
+        alone after an error in its loss, and there it is found in another collective than the
+        others; on a channel of its own it would wait until the time limit.
+        """
+        channel, self._met = 0 if self._met else self._channel, True
+        agree(self._layout, channel, leave_own=True)
+
+    def pushed(self) -> None:
+        """Note that a backward followed."""
+        self._met = False
 
     def _puts(self) -> bool:
         """Let the next forward put the buffers that came in place; until then they stay."""

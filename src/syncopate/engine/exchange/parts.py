@@ -174,6 +174,9 @@ class ModelBuffers(Part):
     def forward_begins(self) -> None:
         """Begin a training forward."""
 
+    def pushed(self) -> None:
+        """Note that the pushes of a backward are launched."""
+
     def step_ends(self, stepped: Stepped) -> None:
         """End a step, as all ranks do."""
 
