@@ -243,6 +243,25 @@ def local(rank: int, world_size: int, **plan: Any) -> None:
     both(rank, world_size, script, **plan)
 
 
+def alike() -> nn.Module:
+    """Three layers of the same shapes."""
+    return nn.Sequential(*(nn.Linear(5, 5) for _ in range(3)))
+
+
+def places(run: Run) -> None:
+    """Layers hand their gradients on in a ring, and two biases get the same one."""
+    for step in range(3):
+        run.optimizer.zero_grad()
+        run.backward(squares(step))
+        first, second, third = run.model
+        weights = [layer.weight.grad for layer in run.model]
+        for layer, gradient in zip((second, third, first), weights, strict=True):
+            layer.weight.grad = gradient
+        first.bias.grad = third.bias.grad
+        run.optimizer.step()
+        run.seen += [float(gradient.sum()) for gradient in grads(run)]
+
+
 def everything(rank: int, world_size: int) -> None:
     """Every change with either exchange; tensors whole and in parts take turns.
 
@@ -269,6 +288,11 @@ def everything(rank: int, world_size: int) -> None:
                     run.model.syncopate.detach()
             with case(f"norms of dtypes, {exchange}"):
                 norms_of_dtypes(rank, world_size, exchange=exchange, parts=(1, 3)[turn % 2])
+            with case(f"gradients of other parameters, {exchange}"):
+                run = both(
+                    rank, world_size, places, build=alike, exchange=exchange, parts=(1, 3)[turn % 2]
+                )
+                run.model.syncopate.detach()
             with case(f"local, {exchange}"):
                 local(rank, world_size, exchange=exchange, parts=(3, 1)[turn % 2])
 

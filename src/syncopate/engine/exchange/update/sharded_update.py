@@ -81,6 +81,7 @@ class PieceUpdate(Update):
         if self.state.is_plain(optimizer):
             _require_whole_gradients(optimizer)
             return
+        self._take_given(optimizer)
         parts = self._trained_parts(optimizer)
         self._weights.take_in(parts)
         self.state.cut(optimizer)
@@ -88,6 +89,22 @@ class PieceUpdate(Update):
         self._stepping, self._stepper = frozenset(parts), optimizer
         for each in self._beside:
             each.updates(optimizer, self._stepping)
+
+    def _take_given(self, optimizer: Optimizer) -> None:
+        """Copy gradients that the script took from other parameters to where pieces have theirs.
+
+        All are read, which gathers them on every rank, before the first is overwritten.
+        """
+        taken = []
+        for parameter in chain(*groups.parameters_of(optimizer)):
+            index, gradient = self._layout.index.get(id(parameter)), parameter.grad
+            if index is None or not isinstance(gradient, PartialGradient):
+                continue
+            if not (view := self._gradients.at(index)).is_place_of(gradient):
+                taken.append((parameter, view, gradient.clone()))
+        for parameter, view, values in taken:
+            view.copy_(values)
+            parameter.grad = view
 
     def _trained_parts(self, optimizer: Optimizer) -> set[int]:
         """Return the identities of the flat buffers with parameters of ``optimizer``.
