@@ -178,12 +178,18 @@ class Buffers:
             self._restore(forms, self.loose if leave_own else list(self.kept))
 
     def restore(self) -> None:
-        """Give this rank's buffers the values and forms last agreed on; no communication."""
+        """Give this rank's buffers the values last agreed on; no communication.
+
+        Those that came, went or changed their form since did so on every rank, where the script
+        runs under DDP, and are left as they are until ranks agree again.
+        """
         if self._forms:
-            self._restore(self._look(), list(self.kept))
+            forms = self._look()
+            alike = [name for name in self.kept if forms.get(name) == self._forms[name]]
+            self.put(alike, replace=True)
 
     def _restore(self, forms: Forms, names: Sequence[str]) -> None:
-        """Do so for ``names``, where this rank's buffers have ``forms``; all of other forms."""
+        """Give this rank's buffers ``names`` the source's values; where forms differ, all of it."""
         if forms != self._forms:
             self._conform(forms)
         else:
