@@ -21,12 +21,17 @@ def train_on(store, folder, steps):
     tensors = case.weights()
     store.init(tensors)
     for step in range(steps):
-        handles = [store.push(name, case.gradient(name, step, store.rank)) for name in tensors]
-        handles += [store.pull(name, out) for name, out in tensors.items()]
-        for handle in handles:
-            handle.wait()
+        step_on(store, tensors, step)
         (folder / f"{store.rank}-{step}").touch()
     return tensors
+
+
+def step_on(store, tensors, step):
+    """Push the gradients of a step, and pull the weights."""
+    handles = [store.push(name, case.gradient(name, step, store.rank)) for name in tensors]
+    handles += [store.pull(name, out) for name, out in tensors.items()]
+    for handle in handles:
+        handle.wait()
 
 
 def train_until_killed(store, folder, victim, steps):
