@@ -19,15 +19,30 @@ from tests.multiprocess.paramserver.killable import (
 from tests.multiprocess.paramserver.servers import serve_when_there_is_room, wait_for
 
 STEPS = 12
+AHEAD = 2
+"""So many steps workers may take until the test does something to them, and no more."""
+
 SSGD = Rules(mode="ssgd", optimizer=Adam(lr=0.05))
 
 
 class _Job(Killable):
-    """A job of two servers whose workers say how far they are."""
+    """A job of two servers whose workers say how far they are.
 
-    def __init__(self, folder, rules, function, *args):
+    Args:
+        until: the step before which workers wait, so that a test that is late on a busy machine
+            finds them there, and not at the end; see :meth:`until`.
+    """
+
+    def __init__(self, folder, rules, function, *args, until=STEPS):
         super().__init__(folder)
+        self.until(until)
         self.work(rules, function, *args)
+
+    def until(self, step):
+        """Let workers wait before a step until they may take further ones."""
+        file = self.folder / "until"
+        file.with_suffix(".new").write_text(str(step))
+        file.with_suffix(".new").rename(file)
 
     def again(self):
         """Start all anew."""
@@ -39,10 +54,11 @@ class _Job(Killable):
         wait_for(lambda: file.exists() and file.stat().st_size >= step)
 
 
-def _took_step(store, folder):
+def _took_step(store, folder, step):
     if store.rank == 0:
         with (folder / "taken").open("ab") as file:
             file.write(b".")
+    wait_for(lambda: int((folder / "until").read_text()) > step + 1 or step + 1 == STEPS)
 
 
 def _train(store, folder):
@@ -57,7 +73,7 @@ def _train(store, folder):
         pulled = [store.pull(name, weights[name]) for name in weights]
         for handle in (*pushed, *pulled):
             handle.wait()
-        _took_step(store, folder)
+        _took_step(store, folder, step)
     return store.step, store.resumed, {name: w.clone() for name, w in weights.items()}
 
 
@@ -75,11 +91,12 @@ def undisturbed(tmp_path_factory):
 def test_all_that_is_killed_goes_on_from_the_last_step_with_the_same_bits(
     tmp_path, undisturbed, steps
 ):
-    with _Job(tmp_path, SSGD, _train, tmp_path) as job:
-        for step in steps:
+    with _Job(tmp_path, SSGD, _train, tmp_path, until=steps[0] + AHEAD) as job:
+        for step, after in zip(steps, (*steps[1:], STEPS), strict=True):
             job.reached(step)
             job.kill()
             (tmp_path / "taken").write_bytes(b"." * step)
+            job.until(after + AHEAD)
             job.again()
         (began, resumed, weights), other = job.results()
     assert resumed
@@ -92,9 +109,10 @@ def test_all_that_is_killed_goes_on_from_the_last_step_with_the_same_bits(
 def test_a_job_that_ended_because_of_a_lost_worker_goes_on_when_all_are_started_again(
     tmp_path, undisturbed
 ):
-    with _Job(tmp_path, SSGD, _train, tmp_path) as job:
+    with _Job(tmp_path, SSGD, _train, tmp_path, until=3 + AHEAD) as job:
         job.reached(3)
         job.kill("worker 1")
+        job.until(STEPS)
         for name in ("scheduler", "server 0", "server 1", "worker 0"):
             assert "worker 1 was" in job.children[name].refusal()
         job.again()
@@ -105,10 +123,11 @@ def test_a_job_that_ended_because_of_a_lost_worker_goes_on_when_all_are_started_
 
 
 def test_servers_that_live_go_on_from_their_disks_when_the_others_come_back(tmp_path, undisturbed):
-    with _Job(tmp_path, SSGD, _train, tmp_path) as job:
+    with _Job(tmp_path, SSGD, _train, tmp_path, until=3 + AHEAD) as job:
         job.reached(3)
         killed = ("scheduler", "server 1", "worker 0", "worker 1")
         job.kill(*killed)
+        job.until(STEPS)
         job.begin(*killed)
         for began, resumed, weights in job.results():
             assert resumed
@@ -158,7 +177,7 @@ def _train_rows(store, folder):
     store.init({"bias": bias})
     for step in range(store.step, STEPS):
         train_rows(store, step, bias)
-        _took_step(store, folder)
+        _took_step(store, folder, step)
     return store.table_state("user") | {"bias": bias}
 
 
@@ -168,10 +187,12 @@ def test_tables_go_back_to_the_step_too(tmp_path):
     for kills in ((), (5,)):
         folder = tmp_path / str(len(kills))
         folder.mkdir()
-        with _Job(folder, rules, _train_rows, folder) as job:
+        until = kills[0] + AHEAD if kills else STEPS
+        with _Job(folder, rules, _train_rows, folder, until=until) as job:
             for step in kills:
                 job.reached(step)
                 job.kill()
+                job.until(STEPS)
                 job.again()
             found += job.results()
     for other in found[1:]:
@@ -184,7 +205,7 @@ def _count(store, folder):
     began = total.clone()
     store.push("sum", torch.ones(3000)).wait()
     store.pull("sum", total).wait()
-    _took_step(store, folder)
+    _took_step(store, folder, 0)
     if not store.resumed:
         wait_for(lambda: False)  # until it is killed
     return store.step, began
@@ -203,7 +224,7 @@ def test_asynchronous_servers_go_on_from_what_each_has(tmp_path):
 
 
 def test_servers_without_their_folders_are_named(tmp_path):
-    with _Job(tmp_path, SSGD, _train, tmp_path) as job:
+    with _Job(tmp_path, SSGD, _train, tmp_path, until=2 + AHEAD) as job:
         job.reached(2)
         job.kill()
         (tmp_path / "server-1").rename(tmp_path / "elsewhere")
