@@ -22,7 +22,8 @@ from syncopate.errors import CollectiveError, InvalidValueError
 from tests.multiprocess.harness import run_ranks
 
 LIMIT_S = 1234.0
-HARNESS_S = 60.0
+HARNESS_S = 321.0
+GIVEN_S = 123.0
 DYING = 2
 
 
@@ -33,7 +34,7 @@ def limits(rank: int, world_size: int) -> dict[str, float]:
     for name, options in (
         ("default", {}),
         ("group", {"group": group}),
-        ("given", {"group": group, "timeout_s": 5.0}),
+        ("given", {"group": group, "timeout_s": GIVEN_S}),
         ("longest", {"timeout_s": 1e12}),
     ):
         with Communicator(**options) as communicator:
@@ -80,7 +81,7 @@ def test_the_limit_is_the_groups_and_a_dead_rank_is_named_long_before() -> None:
         assert found == {
             "default": HARNESS_S,
             "group": LIMIT_S,
-            "given": 5.0,
+            "given": GIVEN_S,
             "longest": pytest.approx(2147482),
             "channels": LIMIT_S,
             "messages": LIMIT_S,

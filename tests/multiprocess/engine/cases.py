@@ -24,7 +24,7 @@ from syncopate.schedules.base import chunk_offsets
 from syncopate.units import dtype_bytes, dtype_name
 from tests.multiprocess.harness import Cases
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 300.0
 
 
 def planned(model: nn.Module) -> list[tuple[str, nn.Parameter]]:

@@ -17,7 +17,7 @@ from syncopate.engine.selfplan import cache
 from syncopate.engine.selfplan.start import facts_of
 from syncopate.engine.selfplan.wishes import Wishes
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 300.0
 
 
 def started(**options: Any) -> Any:

@@ -13,13 +13,14 @@ import torch
 
 from syncopate.engine.exchange.optimizers import declare_optimizer
 from syncopate.errors import CollectiveError
+from tests.multiprocess.engine.cases import TIMEOUT_S
 from tests.multiprocess.exchange.cases import batch, odd_with
 from tests.multiprocess.harness import run_ranks
 
 CULPRIT = 1
 DIES_AT = 2
 LOST = re.compile(rf"rank {CULPRIT} (\(\S+\) )?was lost")
-SOON_S = 20.0
+SOON_S = TIMEOUT_S / 5
 """Bound on any failure here; in fact a few seconds, on a machine that others load too."""
 
 

@@ -27,10 +27,9 @@ from syncopate.artifacts.plan import DECOUPLED, Plan
 from syncopate.engine.distribute import distribute
 from syncopate.engine.engine import Engine
 from syncopate.engine.step import Step
-from tests.multiprocess.engine.cases import data, in_parts, plan_of, planned, replicating
+from tests.multiprocess.engine.cases import TIMEOUT_S, data, in_parts, plan_of, planned, replicating
 
 STEPS = 6
-TIMEOUT_S = 20.0
 
 Program = Callable[["Run"], None]
 MakePlan = Callable[[nn.Module, int], Plan]
