@@ -192,7 +192,8 @@ DEFECTS = {
     "a clock jumped": (
         _jump,
         0,
-        rf"rank 1: its clock jumped in iteration {STEPS - 2}, by about (4\.99|5\.0)",
+        # How far is known to half of what a message takes, on a busy machine a tenth of a second.
+        rf"rank 1: its clock jumped in iteration {STEPS - 2}, by about (4\.[89]|5\.[01])",
     ),
     "no iterations": (_lack_iterations, 2, "no iteration was captured"),
 }
