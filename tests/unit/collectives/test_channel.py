@@ -6,9 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from syncopate.collectives.channel import Channel
-from tests.children import run_script
-
-LONG_S = 20.0
+from tests.children import HANGS_S, run_script
 
 
 class Held(Channel):
@@ -28,7 +26,7 @@ def test_what_may_block_waits_for_what_is_queued() -> None:
         assert channel.run(lambda name=name: done.append(name), background=name != "c")
     assert done == []
     channel.begin()
-    assert channel.close(LONG_S)
+    assert channel.close(HANGS_S)
     assert done == ["a", "b", "c"]
 
 
@@ -38,7 +36,7 @@ def test_nothing_runs_beside_a_job_on_its_callers_thread() -> None:
 
     def first() -> None:
         began.set()
-        end.wait(LONG_S)
+        end.wait(HANGS_S)
         done.append("first")
 
     def second(name: str) -> None:
@@ -47,13 +45,13 @@ def test_nothing_runs_beside_a_job_on_its_callers_thread() -> None:
 
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(channel.run, first, background=False)
-        assert began.wait(LONG_S)
+        assert began.wait(HANGS_S)
         channel.run(lambda: second("in the background"), background=True)
         channel.run(lambda: second("blocking"), background=False)
         assert not other.wait(0.2)
         end.set()
-        assert running.result(LONG_S)
-    assert channel.close(LONG_S)
+        assert running.result(HANGS_S)
+    assert channel.close(HANGS_S)
     assert done == ["first", "in the background", "blocking"]
 
 
@@ -63,17 +61,17 @@ def test_a_channel_that_closes_drains_and_takes_nothing_new() -> None:
 
     def slow() -> None:
         began.set()
-        end.wait(LONG_S)
+        end.wait(HANGS_S)
         done.append("slow")
 
     assert channel.run(slow, background=True)
     assert channel.run(lambda: done.append("queued"), background=True)
-    assert began.wait(LONG_S)
+    assert began.wait(HANGS_S)
     assert not channel.close(0.0)
     assert not channel.run(lambda: done.append("late"), background=True)
     assert not channel.run(lambda: done.append("late"), background=False)
     end.set()
-    assert channel.close(LONG_S)
+    assert channel.close(HANGS_S)
     assert done == ["slow", "queued"]
     assert not channel.run(lambda: done.append("late"), background=True)
     assert done == ["slow", "queued"]
@@ -86,16 +84,16 @@ def test_what_is_queued_behind_a_blocking_job_is_drained_too() -> None:
 
     def blocking() -> None:
         began.set()
-        end.wait(LONG_S)
+        end.wait(HANGS_S)
 
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(channel.run, blocking, background=False)
-        assert began.wait(LONG_S)
+        assert began.wait(HANGS_S)
         assert channel.run(lambda: done.append("queued"), background=True)
         assert not channel.close(0.1)
         end.set()
-        assert running.result(LONG_S)
-    assert channel.close(LONG_S)
+        assert running.result(HANGS_S)
+    assert channel.close(HANGS_S)
     assert done == ["queued"]
 
 
@@ -112,8 +110,8 @@ def test_a_job_may_submit_another() -> None:
         done.append("first")
 
     channel.run(first, background=False)
-    assert inner.wait(LONG_S)
-    assert channel.close(LONG_S)
+    assert inner.wait(HANGS_S)
+    assert channel.close(HANGS_S)
     assert done == ["first", "again"]
 
 
@@ -135,7 +133,7 @@ def test_the_end_of_a_job_may_submit_to_its_channel() -> None:
 
     def first() -> None:
         began.set()
-        submitted.wait(LONG_S)
+        submitted.wait(HANGS_S)
         done.append("first")
         with channel.ending():
             for name in ("amid", "amid again"):
@@ -143,9 +141,9 @@ def test_the_end_of_a_job_may_submit_to_its_channel() -> None:
         done.append("end of first")
 
     channel.run(first, background=True)
-    began.wait(LONG_S)
+    began.wait(HANGS_S)
     channel.run(lambda: done.append("next"), background=True)
     submitted.set()
-    assert channel.rest(LONG_S)
-    assert channel.close(LONG_S)
+    assert channel.rest(HANGS_S)
+    assert channel.close(HANGS_S)
     assert done == ["first", "amid", "amid again", "end of first", "next"]

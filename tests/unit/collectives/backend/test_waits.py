@@ -46,7 +46,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def comes_true(condition: Callable[[], bool]) -> bool:
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + HANGS_S
     while not condition() and time.monotonic() < deadline_s:
         time.sleep(0.01)
     return condition()

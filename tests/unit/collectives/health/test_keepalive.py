@@ -14,6 +14,7 @@ from syncopate.collectives.health.keepalive import Hub, KeepAlive, News, Spoke
 from syncopate.collectives.mesh import sockets
 from syncopate.collectives.mesh.admission import Secret
 from syncopate.errors import InvalidValueError
+from tests.children import HANGS_S
 
 STORE = ("127.0.0.1", 1)
 SECRET = Secret(b"k" * 32)
@@ -24,7 +25,7 @@ def spoke(hub: Hub, rank: int) -> Spoke:
 
 
 def comes_true(condition: Callable[[], bool], *ends: KeepAlive) -> bool:
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + HANGS_S
     while not condition() and time.monotonic() < deadline_s:
         for end in ends:
             end.look()

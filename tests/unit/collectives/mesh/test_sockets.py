@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from syncopate.collectives.mesh.sockets import is_here, keep_alive, listener, sending
+from tests.children import HANGS_S
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux counts it, others do not")
 
@@ -35,7 +36,7 @@ def counted(connection: socket.socket) -> tuple[int, float]:
 
 
 def until_acknowledged(connection: socket.socket, nbytes: int) -> None:
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + HANGS_S
     while counted(connection)[0] < nbytes:
         assert time.monotonic() < deadline_s, counted(connection)
         time.sleep(0.01)

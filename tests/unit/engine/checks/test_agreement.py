@@ -12,9 +12,9 @@ import pytest
 from syncopate.collectives.health.blame import DIFFERENT
 from syncopate.engine.checks.agreement import Checks, Fact, agree, explaining, require_same
 from syncopate.errors import CollectiveError, EngineError, SyncopateError
+from tests.children import HANGS_S
 
 RANKS = 3
-LIMIT_S = 20.0
 
 
 class Board:
@@ -22,7 +22,7 @@ class Board:
 
     def __init__(self) -> None:
         self.laid: dict[int, Any] = {}
-        self.barrier = threading.Barrier(RANKS, timeout=LIMIT_S)
+        self.barrier = threading.Barrier(RANKS, timeout=HANGS_S)
         self.turns = [0] * RANKS
 
 

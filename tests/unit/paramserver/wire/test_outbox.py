@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import threading
+import time
 
 import numpy as np
 import zmq
 
 from syncopate.paramserver.wire import outbox as module
 from syncopate.paramserver.wire.outbox import Outbox, Parcel
+from tests.children import HANGS_S
 
 
 class Socket:
@@ -100,11 +101,10 @@ def test_a_peer_that_is_gone_gets_nothing_more():
 
 def _wait(condition):
     """ZeroMQ says from a thread of its own that it let go."""
-    for _ in range(1000):
-        if condition():
-            return
-        threading.Event().wait(0.005)
-    raise AssertionError("it does not come about")
+    until_s = time.monotonic() + HANGS_S
+    while not condition():
+        assert time.monotonic() < until_s, "it does not come about"
+        time.sleep(0.005)
 
 
 def test_of_short_payloads_no_more_are_under_way_than_may_be():

@@ -25,6 +25,7 @@ from syncopate.paramserver.wire.unadmitted import MOST_BYTES
 from syncopate.protocol import codec
 from syncopate.protocol import messages as msg
 from syncopate.protocol.limits import CONTROL_BYTES, Limits
+from tests.children import HANGS_S
 
 KIND = "ipc" if sys.platform == "linux" else "tcp"
 
@@ -48,12 +49,7 @@ def test_on_one_machine_one_listens_on_a_unix_socket_unless_a_port_is_given(wire
     assert address.startswith(f"tcp://[{host}]:{port}" if given else f"{KIND}://")
     worker.connect(0, address)
     worker.send(0, msg.Query(3, 1))
-    arrivals = []
-    for _ in range(500):
-        worker.flush()
-        arrivals += server.receive(0.01)
-        if arrivals:
-            break
+    arrivals = _until(server, worker)
     assert [codec.decode(codec.ToServer, one.frames[0].buffer) for one in arrivals] == [
         msg.Query(3, 1)
     ]
@@ -74,7 +70,7 @@ def test_a_unix_socket_is_for_processes_of_its_user_alone(wires, monkeypatch, ou
     worker.connect(0, server.listen("127.0.0.1", 0))
     worker.send(0, msg.Query(3, 1))
     arrivals = []
-    until_s = time.monotonic() + 10
+    until_s = time.monotonic() + HANGS_S
     while not (arrivals or server.turned_away) and time.monotonic() < until_s:
         worker.flush()
         arrivals += server.receive(0.01)
@@ -102,7 +98,7 @@ def test_a_payload_that_comes_twice_holds_up_nothing(wires, monkeypatch, delays,
         data = torch.full((IN_FLIGHT_BYTES // 2,), key, dtype=torch.uint8)
         worker.send(0, msg.Push(key, 1), 0, frame_of(data), partial(sent.append, key))
     worker.send(0, msg.Query(9, 1))
-    until_s = time.monotonic() + 10
+    until_s = time.monotonic() + HANGS_S
     while (len(arrived) < len(keys) or len(sent) < 2) and time.monotonic() < until_s:
         worker.flush()
         for arrival in server.receive(0.01):
@@ -151,13 +147,14 @@ def test_of_who_comes_early_little_is_kept(nbytes, kept):
 def _greeted(port):
     """Return a connection whose ZeroMQ handshake is done, byte by byte."""
     peer = create_connection(("127.0.0.1", port))
-    peer.settimeout(5)
+    peer.settimeout(HANGS_S)
     peer.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32))
     ready = b"\x05READY" + b"\x0bSocket-Type" + (6).to_bytes(4, "big") + b"DEALER"
     peer.sendall(b"\x04" + bytes([len(ready)]) + ready)
     came = b""
     while len(came) < 64 + 2 or len(came) < 64 + 2 + came[65]:
         came += peer.recv(4096)
+    peer.settimeout(5)
     return peer
 
 
@@ -168,7 +165,7 @@ def test_of_an_unfinished_frame_no_more_is_held_than_a_frame_may_have(wires, nby
     wires[0].listen("127.0.0.1", port, CONTROL_BYTES)
     with _greeted(port) as peer:
         peer.sendall(b"\x02" + nbytes.to_bytes(8, "big") + bytes(1000))
-        peer.settimeout(0.5 if held else 10)
+        peer.settimeout(0.5 if held else HANGS_S)
         if held:
             with pytest.raises(TimeoutError):
                 peer.recv(1)
@@ -214,7 +211,7 @@ def _pours(peer, data):
 
 def _until(server, worker):
     """Return what comes next."""
-    until_s = time.monotonic() + 30
+    until_s = time.monotonic() + HANGS_S
     while time.monotonic() < until_s:
         worker.flush()
         if found := list(server.receive(0.01)):

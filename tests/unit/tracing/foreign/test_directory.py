@@ -175,9 +175,9 @@ class TestAutomatic:
     def test_a_rank_writes_while_it_runs_and_when_it_ends(self, recording, rank, tmp_path):
         self._step()
         path = tmp_path / "run" / "rank-1.json"
-        looks = 400
+        looks = 20 * HANGS_S
         # What is written first may be empty: a writing can come while the first step begins.
-        while looks and not (path.exists() and RecordedRank.load(path).steps):
+        while looks > 0 and not (path.exists() and RecordedRank.load(path).steps):
             looks -= recording._ends.wait(0.05) + 1
         assert len(RecordedRank.load(path).steps) == 1
         self._step()
