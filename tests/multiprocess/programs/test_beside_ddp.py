@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import prune
@@ -271,13 +272,7 @@ def _state_by_parameter(rank: int, exchange: str) -> None:
 
 
 class _Reader(threading.Thread):
-    """Reads the weights of ``model`` once or, given nothing to wait for, until it is told to end.
-
-    Attributes:
-        waits: set when it waits for weights on their way.
-        over: ends it.
-        failed: what it raised.
-    """
+    """Reads the weights of ``model`` until it is told to end; notes that it waits for them."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -296,7 +291,7 @@ class _Reader(threading.Thread):
 
 def _threads_that_read_weights(rank: int, exchange: str) -> None:
     pair = pair_of(rank, exchange, partial(nn.Linear, 8, 512))
-    arrived = base.arrived
+    arrived, store = base.arrived, dist.distributed_c10d._get_default_store()
 
     def noted_arrived(handle: Any) -> None:
         if isinstance(reader := threading.current_thread(), _Reader):
@@ -310,14 +305,17 @@ def _threads_that_read_weights(rank: int, exchange: str) -> None:
         def train(model: Any, optimizer: Any, step: int = step, reader: Any = reader) -> None:
             optimizer.zero_grad()
             model(data(rank, step, 4, 8)).square().mean().backward()
-            if rank and model is pair.model:
-                time.sleep(0.3)  # rank 0's weights are on their way for so long
+            if rank and model is pair.model and exchange == "sharded":
+                # Rank 0's weights are on their way until a thread waits for them, and a forward.
+                store.wait([f"awaited {step}"])
+                time.sleep(0.3)
             optimizer.step()
             if model is not pair.model:
                 return
             reader.start()
             if not rank and exchange == "sharded":
                 assert reader.waits.wait(HANGS_S)
+                store.set(f"awaited {step}", "")
 
         pair.run(train)
         # The forward comes while the thread waits for the same weights.
