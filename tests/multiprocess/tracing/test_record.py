@@ -23,7 +23,7 @@ from tests.children import HANGS_S, REPOSITORY, environment
 from tests.multiprocess.harness import run_ranks
 
 ITERATIONS = 4
-SLEEP_S = 0.2
+SLEEP_S = 0.4
 
 MODEL = f"""
 import os, sys, time
