@@ -11,6 +11,7 @@ from syncopate.errors import ParameterServerError
 from syncopate.paramserver import driver as module
 from syncopate.paramserver.driver import Driven, Driver, Handle
 from tests.children import HANGS_S
+from tests.clock import set_clock
 
 BACKGROUND = "test-driver"
 
@@ -94,14 +95,28 @@ def _waiting(handle, name):
     return thread
 
 
-def test_who_waits_drives_and_the_background_keeps_out(machinery, monkeypatch):
-    monkeypatch.setattr(module, "_MOMENT_S", 0.2)  # a busy machine may stop a caller for a while
+def test_who_waits_drives_and_the_background_keeps_out(monkeypatch):
+    """However long a busy machine stops a caller, it is a moment here."""
+    waits, over = threading.Event(), threading.Event()
+
+    def moment(seconds):
+        assert seconds == module._MOMENT_S
+        waits.set()
+        over.wait(HANGS_S)
+
+    set_clock(monkeypatch, module.__name__, sleep=moment)
+    monkeypatch.setattr(module, "TICK_S", HANGS_S)
+    machinery = Machinery()
+    _soon(lambda: machinery.driver._asleep)
     for _ in range(3):
         handle = machinery.submit()
+        _soon(lambda: waits.is_set() or machinery.steps)
         machinery.arrive()
         handle.wait()
         assert handle.done()
     assert set(machinery.steps) == {"MainThread"}
+    over.set()
+    machinery.close()
 
 
 def test_where_nobody_waits_the_background_drives(machinery):
