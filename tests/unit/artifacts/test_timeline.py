@@ -15,8 +15,11 @@ from syncopate.errors import ArtifactError, InvalidValueError, UnknownNameError
 from tests.unit import strategies
 
 
-def _span(start_s=1.0, end_s=3.0, lane="push", rank=0):
-    return Span(name="bucket 0", lane=lane, rank=rank, start_s=start_s, end_s=end_s)
+def _span(start_s=1.0, end_s=3.0, lane="push", rank=0, **more):
+    return Span(name="bucket 0", lane=lane, rank=rank, start_s=start_s, end_s=end_s, **more)
+
+
+NO_TIME = {"lane": [0], "start_s": [0.0], "end_s": [0.0]}
 
 
 def _timeline(*spans, source="measured"):
@@ -96,6 +99,9 @@ def test_durations():
         (lambda: _span(-1e308, 0.0), "none further"),
         (lambda: Spans((), {"lane": [0], "start_s": [0.0], "end_s": [1e308]}), "none further"),
         (lambda: Spans((), {"lane": [0], "start_s": [0.0], "end_s": [math.nan]}), "finite times"),
+        (lambda: _span(launched_s=math.inf), "launched_s of span bucket 0 is inf.*finite time"),
+        (lambda: _span(ready_s=-1e308), "ready_s of span bucket 0 is -1e.308.*no further"),
+        (lambda: Spans((), NO_TIME | {"ready_s": [math.inf]}), "ready_s of span  is inf"),
         (lambda: _timeline(_span(rank=2)), r"rank of span bucket 0 is 2.*in 0\.\.1"),
         (lambda: _timeline(_span(rank=-1)), "rank of span bucket 0 is -1"),
         (lambda: structs.replace(_timeline(), world_size=0), r"world_size is 0; .* in 1\.\."),

@@ -78,6 +78,11 @@ class Span(Record, frozen=True, kw_only=True, omit_defaults=True):
         if not (abs(self.start_s) <= FURTHEST_S and abs(self.end_s) <= FURTHEST_S):
             rule = f"finite times, none further from 0 than {FURTHEST_S:.0e}"
             raise InvalidValueError(f"span {self.name}", (self.start_s, self.end_s), rule)
+        for field in ("launched_s", "ready_s"):
+            at_s = getattr(self, field)
+            if at_s is not None and abs(at_s) > FURTHEST_S:
+                rule = f"a finite time, no further from 0 than {FURTHEST_S:.0e}"
+                raise InvalidValueError(f"{field} of span {self.name}", at_s, rule)
         if self.end_s < self.start_s:
             raise InvalidValueError(
                 f"end_s of span {self.name}", self.end_s, f"at least start_s, {self.start_s}"
@@ -141,21 +146,25 @@ class Spans(Columns[Span]):
         self.texts = tuple(dict.fromkeys(given))
         places = {text: place for place, text in enumerate(self.texts)}
         once = np.array([places[text] for text in given], np.int32)
-        defaults = {"detail": len(texts), "launched_s": math.nan, "ready_s": math.nan}
+        defaults = {"detail": places[""], "launched_s": math.nan, "ready_s": math.nan}
         most = {"lane": len(LANES), "name": len(given), "detail": len(given)}
         for field, dtype in self.DTYPES.items():
             column = columns.get(field)
             if column is None:
                 column = np.full(count, defaults.get(field, 0), dtype)
-            if field in most and (worst := int(np.max(column, initial=0))) >= most[field]:
-                raise InvalidValueError(f"{field} of a span", worst, f"below {most[field]}")
-            if field in ("name", "detail") and self.texts != given[: len(self.texts)]:
-                column = once[column]
+            elif field in most:
+                if (worst := int(np.max(column, initial=0))) >= most[field]:
+                    raise InvalidValueError(f"{field} of a span", worst, f"below {most[field]}")
+                again = worst >= len(self.texts) or self.texts != given[: len(self.texts)]
+                if field != "lane" and again:
+                    column = once[column]
             column = np.ascontiguousarray(column, dtype).view()
             column.flags.writeable = False
             setattr(self, field, column)
         right = (self.start_s <= self.end_s) & (self.start_s >= -FURTHEST_S)
         right &= self.end_s <= FURTHEST_S
+        for known_s in (self.launched_s, self.ready_s):
+            right &= ~(np.abs(known_s) > FURTHEST_S)
         if not right.all():
             self[int(np.argmin(right))]  # which refuses it
 

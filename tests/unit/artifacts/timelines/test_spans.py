@@ -58,6 +58,14 @@ def test_a_column_for_every_field_and_defaults_for_what_is_left_out():
         spans.rank[0] = 3
 
 
+def test_the_empty_text_may_be_one_of_the_texts():
+    for texts in ((), ("",), ("a", ""), ("", "a")):
+        columns = {"lane": [0], "start_s": [0.0], "end_s": [0.0]}
+        for detail in ({}, {"detail": [len(texts)]}):
+            one = Spans(texts, columns | detail)[0]
+            assert (one.name, one.detail) == ((*texts, "")[0], "")
+
+
 def test_texts_that_are_given_twice_are_one():
     columns = {"lane": [2, 2], "name": [0, 1], "rank": [0, 0], "start_s": [0, 1], "end_s": [1, 2]}
     spans = Spans(["b", "b"], columns)
