@@ -102,7 +102,7 @@ def difference(before: Timeline, after: Timeline) -> Difference:
     changes = []
     for name in names:
         one, other = (mine.get(name, Figure(0.0, 0.0, mine[ITERATION].count)) for mine in figures)
-        if one.mean or other.mean:
+        if one.mean or other.mean or name in (ITERATION, COMPUTATION):  # of which the verdict is
             changes.append(Change(name, one, other, _differ(one, other)))
     return Difference(tuple(changes), _verdict(changes, before, after))
 

@@ -26,6 +26,8 @@ from tests.unit.tracing.foreign.test_profiler import _iteration
 
 needs_html = pytest.mark.skipif(not find_spec("jinja2"), reason="the extra html is not installed")
 
+REPLAYED = {"replay": ("--bandwidth", "x2")}
+
 COMMANDS = ("analyze", "explain", "compare", pytest.param("report", marks=needs_html))
 
 
@@ -279,6 +281,25 @@ def test_a_timeline_without_spans(run, tmp_path, command):
     code, out, err = run(command, empty.save(tmp_path / "t.json"))
     assert (code, out) == (2, "")
     assert "at least one" in err
+
+
+@pytest.mark.parametrize("end_s", [0.0, 1.0])
+@pytest.mark.parametrize("command", [*COMMANDS, "replay"])
+def test_all_iterations_are_at_one_moment(run, tmp_path, command, end_s):
+    """Its times count from the begin of each span, or were rounded to seconds."""
+    fields = json.loads(made(3, 9).to_json())
+    for span in fields["spans"]:
+        span["start_s"], span["end_s"] = 0.0, end_s
+    (tmp_path / "t.json").write_text(json.dumps(fields))
+    code, out, err = run(command, tmp_path / "t.json", *REPLAYED.get(command, ()))
+    assert "Warning" not in err
+    if command == "replay" and not end_s:
+        assert (code, "the time of messages is 0.0" in err) == (2, True)
+        return
+    assert (code, err.replace(f"wrote {tmp_path}", "")) == (0, "")
+    if command == "explain":
+        assert "no explanation, because the evidence is thin" in out
+        assert "iterations last no time by what is recorded" in out
 
 
 def test_of_a_run_the_last_iterations_are_explained(run, tmp_path):

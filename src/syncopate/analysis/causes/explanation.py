@@ -272,6 +272,9 @@ def _slow_hosts(timeline: Timeline, cluster: Cluster | None) -> SlowLinks:
 def _lacks(replay: Replay, played_s: float, called: Sequence[int]) -> Iterable[str]:
     """Yield what the evidence lacks; ranks as they are called."""
     timeline, recorded_s, count = replay.timeline, replay.recorded_s, len(replay.iterations)
+    if recorded_s <= 0:
+        yield "iterations last no time by what is recorded: its times contradict each other"
+        return
     if timeline.source == "measured" and count < SEVERAL:
         yield (
             f"{count} iterations do not tell what is usual from what happened once: "

@@ -272,7 +272,7 @@ def _drift(at_s: Times, apart_s: Times, kinds: Numbers) -> float:
 
     Both halves say so, and so do messages of each kind.
     """
-    if len(at_s) < _FEWEST:
+    if len(at_s) < _FEWEST or not np.ptp(at_s):
         return 0.0
     drift, offset_s = np.polyfit(at_s, apart_s, 1).tolist()
     rises_s = abs(drift) * float(np.ptp(at_s))
@@ -282,6 +282,8 @@ def _drift(at_s: Times, apart_s: Times, kinds: Numbers) -> float:
     half = at_s <= np.median(at_s)
     each = [kinds == kind for kind in np.unique(kinds)]
     parts = [half, ~half, *(mine for mine in each if mine.sum() >= _FEWEST)]
+    if not all(np.ptp(at_s[part]) for part in parts):  # one moment tells no slope
+        return 0.0
     slopes = [float(np.polyfit(at_s[part], apart_s[part], 1)[0]) for part in parts]
     steady = all(0.5 <= slope / drift <= 2.0 for slope in slopes)
     return drift if steady else 0.0
