@@ -120,6 +120,8 @@ def _efficiency_words(found: Outcome) -> str:
 
 def best_change(changes: Sequence[Change], base: Point, today: str) -> Iterator[str]:
     """Yield which change gains most, which of those that cost nothing, or that none does."""
+    if not changes:  # an interruption came before them
+        return
     network = [one for one in changes if one.kind not in _COMPUTING]
     best = max((one.gain for one in network), default=0.0)
     if best < WORTH:
@@ -129,7 +131,7 @@ def best_change(changes: Sequence[Change], base: Point, today: str) -> Iterator[
             f"no other network, plan, exchange or delay gains {WORTH:.0%}: computation is "
             f"{base.by(today).efficiency:.0%} of an iteration already; {left} what is left"
         )
-    if changes and changes[0].gain >= WORTH:
+    if changes[0].gain >= WORTH:
         gains = f"{changes[0].words}, {times(changes[0].gain)} the throughput"
         yield f"the single change that gains most: {gains}"
     free = next((one for one in changes if one.asks == NOTHING), None)

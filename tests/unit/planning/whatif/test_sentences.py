@@ -132,6 +132,8 @@ def test_when_nothing_of_the_network_gains_that_is_said():
         "already; faster devices are what is left"
     )
     assert second.startswith("the single change that gains most: do compute")
+    # Of what was interrupted before changes were predicted, nothing is said.
+    assert list(sentences.best_change((), base, BEST)) == []
     larger = ranked([_change("links", 0.01), _change("batch", 0.3)])
     assert "faster devices and larger batches are" in next(
         iter(sentences.best_change(larger, base, BEST))
