@@ -76,12 +76,17 @@ def cluster_of(base: Cluster, setting: Setting) -> Cluster:
         UnknownNameError: a level that is not there.
     """
     first = base.first_outer
-    if all(isinstance(level.size, int) for level in base.levels):
-        inner = _inside(base.levels[:first], setting.gpus_per_node)
-        outer = _nodes(base.levels[first:], setting.nodes)
+    inside, between = base.levels[:first], base.levels[first:]
+    if _equal(inside):
+        inner = _inside(inside, setting.gpus_per_node)
     else:
-        copies = _copies(base, setting)
-        inner, outer = copies[:first], copies[first:]
+        inner = _copied(inside, _copies(base, setting, gpus=True))
+    if _equal(base.levels):
+        outer = _nodes(between, setting.nodes)
+    else:
+        count = _copies(base, setting, gpus=False)
+        outer = _copied(between, count)
+        outer[-1] = replace(between[-1], size=between[-1].largest * count)
     rate = setting.bandwidth_bytes_per_s / outer[0].bandwidth_bytes_per_s
     late = setting.latency_s / outer[0].latency_s if outer[0].latency_s else None
     outer = [
@@ -154,21 +159,35 @@ def _name(setting: Setting) -> str:
     return f"{setting.nodes} nodes{gpus}, {format_link(setting.bandwidth_bytes_per_s)}"
 
 
-def _copies(base: Cluster, setting: Setting) -> list[Level]:
-    """Return the levels of copies of a cluster of unequal units, joined at the outermost."""
+def _equal(levels: Sequence[Level]) -> bool:
+    """Say whether the units of each level are of one size."""
+    return all(isinstance(level.size, int) for level in levels)
+
+
+def _copies(base: Cluster, setting: Setting, *, gpus: bool) -> int:
+    """Return how many copies a setting has of a cluster of unequal units, joined at the outermost.
+
+    Args:
+        base: the cluster that is known.
+        setting: which has as many nodes as whole copies of it.
+        gpus: whether hosts are unequal, so that they are copied with what is in them.
+    """
     today = setting_of(base)
-    if setting.gpus_per_node != today.gpus_per_node:
-        rule = f"{today.gpus_per_node:g}, as on today's cluster, whose units are unequal"
+    if gpus and setting.gpus_per_node != today.gpus_per_node:
+        rule = f"{today.gpus_per_node:g}, as on today's cluster, whose hosts are unequal"
         raise InvalidValueError("gpus_per_node", setting.gpus_per_node, rule)
     count, rest = divmod(setting.nodes, today.nodes)
     if rest or not count:
         rule = f"a multiple of the {today.nodes} of today's cluster, whose units are unequal"
         raise InvalidValueError("nodes", setting.nodes, rule)
-    levels = [
+    return count
+
+
+def _copied(levels: Sequence[Level], count: int) -> list[Level]:
+    return [
         replace(level, size=level.size * count) if isinstance(level.size, tuple) else level
-        for level in base.levels
+        for level in levels
     ]
-    return [*levels[:-1], replace(levels[-1], size=levels[-1].largest * count)]
 
 
 def _inside(inner: Sequence[Level], gpus: float) -> list[Level]:

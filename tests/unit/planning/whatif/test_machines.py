@@ -79,8 +79,7 @@ def test_a_cluster_of_unequal_racks_grows_by_copies_of_itself():
     assert _sizes(cluster_of(uneven, replace(today, nodes=16))) == [2, (3, 5, 3, 5), 4]
     with pytest.raises(InvalidValueError, match="nodes is 12; it must be a multiple of the 8"):
         cluster_of(uneven, replace(today, nodes=12))
-    with pytest.raises(InvalidValueError, match="gpus_per_node is 4; it must be 2, as on today's"):
-        cluster_of(uneven, replace(today, gpus_per_node=4))
+    assert _sizes(cluster_of(uneven, replace(today, gpus_per_node=4))) == [4, (3, 5), 2]
 
 
 def test_hosts_of_unequally_many_gpus_are_counted_in_the_mean():
@@ -156,3 +155,15 @@ def test_a_setting_says_what_its_levels_say(what):
     kept = linked(RACKS, within, what, 2 * link)
     assert kept.levels == ((f"device.{what}", 1e-3),)
     assert settled(RACKS, today) == today
+
+
+def test_hosts_in_unequal_racks_may_have_other_gpus_and_unequal_hosts_not():
+    racks = FLAT.in_racks((3, 5), uplink_bytes_per_s=2e9)
+    today = setting_of(racks)
+    assert _sizes(cluster_of(racks, replace(today, gpus_per_node=4))) == [4, (3, 5), 2]
+    twice = cluster_of(racks, replace(today, gpus_per_node=4, nodes=16))
+    assert _sizes(twice) == [4, (3, 5, 3, 5), 4]
+    hosts = replace(racks, levels=(replace(DEVICE, size=(2,) * 7 + (3,)), *racks.levels))
+    with pytest.raises(InvalidValueError, match=r"gpus_per_node is 4; it must be 2\.125, as"):
+        cluster_of(hosts, replace(setting_of(hosts), gpus_per_node=4))
+    assert cluster_of(hosts, setting_of(hosts)).levels == hosts.levels
