@@ -107,9 +107,10 @@ class Readiness:
         self._left: list[int] = []
         self._next = 0
         self._missing: Missing = ()
-        parameters = [trainable.parameter for trainable in trainables]
-        self._accumulators = Accumulators(parameters, [self._hook(t.index) for t in trainables])
         self.rows = SparseRows(sparse, self._enter)
+        parameters = [trainable.parameter for trainable in (*trainables, *sparse)]
+        hooks = [*(self._hook(t.index) for t in trainables), *self.rows.hooks]
+        self._accumulators = Accumulators(parameters, hooks)
         # [Note: A model that is dropped]
         self._exchanged = {t.name: weakref.ref[Tensor](t.parameter) for t in trainables}
         weakref.finalize(self, ownership.orphan, self._exchanged).atexit = False
@@ -139,7 +140,6 @@ class Readiness:
     def remove(self) -> None:
         """Take every hook off the parameters."""
         self._accumulators.remove()
-        self.rows.remove()
         self._exchanged.clear()
         self.listeners, self.watch = [], None
         self._state = State.IDLE
@@ -183,7 +183,6 @@ class Readiness:
             with without_overrides():  # nothing here looks at values
                 require()
                 self._accumulators.renew()
-                self.rows.renew()
         except EngineError:
             self._absent = self._counted
             raise

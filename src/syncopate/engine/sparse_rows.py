@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from syncopate.engine.accumulators import Accumulators
+from syncopate.engine.accumulators import Hook
 from syncopate.engine.buckets import Trainable
 from syncopate.engine.exchange.layout import Layout
 from syncopate.engine.exchange.notes import Ranks
@@ -36,13 +36,14 @@ class SparseRows:
 
     Attributes:
         reached: whether a backward has reached one since the last average.
+        hooks: for the accumulator of each.
     """
 
     def __init__(self, trainables: Sequence[Trainable], ready: Callable[[], None]) -> None:
         self.reached = False
         self._trainables = tuple(trainables)
         self._ready = weakref.WeakMethod(ready)  # as [Note: A model that is dropped] has it
-        self._accumulators = Accumulators(self.parameters, [self._hook(t) for t in trainables])
+        self.hooks = [self._hook(trainable) for trainable in trainables]
 
     def __bool__(self) -> bool:
         """Say whether there are some."""
@@ -53,7 +54,7 @@ class SparseRows:
         """The weights."""
         return [trainable.parameter for trainable in self._trainables]
 
-    def _hook(self, trainable: Trainable) -> Callable[..., None]:
+    def _hook(self, trainable: Trainable) -> Hook:
         rows, name = weakref.ref(self), trainable.name
 
         def hook(*_: object) -> None:
@@ -65,14 +66,6 @@ class SparseRows:
             ready()
 
         return hook
-
-    def renew(self) -> None:
-        """Hook the weights where they are now."""
-        self._accumulators.renew()
-
-    def remove(self) -> None:
-        """Take the hooks off."""
-        self._accumulators.remove()
 
     @torch.no_grad()
     def average(self, layout: Layout, *, empty: bool = False, failed: bool = False) -> list[int]:
