@@ -53,7 +53,7 @@ def without(one: list[Interval], other: list[Interval]) -> list[Interval]:
 
 
 def near(disjoint: list[Interval], start: float, end: float) -> list[Interval]:
-    """Return those of sorted, disjoint intervals that may have something of a stretch."""
+    """Return those of sorted, disjoint intervals that may overlap a stretch."""
     first = bisect_left(disjoint, start, key=lambda interval: interval[1])
     return disjoint[first : bisect_right(disjoint, end, lo=first, key=lambda one: one[0])]
 

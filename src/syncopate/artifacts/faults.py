@@ -147,7 +147,7 @@ M = TypeVar("M")
 
 
 def _marked(found: Any, place: str, kind: type[M]) -> Iterator[tuple[str, M]]:
-    """Yield where values of a kind stand, and which."""
+    """Yield the path and the value of each that is of ``kind``."""
     if isinstance(found, kind):
         yield place, found
     elif isinstance(found, dict):

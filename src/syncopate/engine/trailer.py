@@ -180,7 +180,7 @@ class Trailer:
         return False
 
     def find_place(self, buckets: Sequence[BucketBuffers]) -> None:
-        """Take the memory behind the last bucket, where it rides there."""
+        """Use the memory behind the last bucket, if the report travels with that bucket."""
 
     def write(self, note: Note) -> None:
         """Write this rank's report, just before the last bucket is launched."""

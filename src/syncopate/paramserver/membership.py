@@ -58,7 +58,7 @@ class Membership:
 
     @property
     def out(self) -> bool:
-        """Whether it is over, and the scheduler has heard the last words or had the time."""
+        """Whether it is over here, and the scheduler has confirmed that or had the time to."""
         return not self._thread.is_alive()
 
     def news(self) -> list[Action]:

@@ -1,4 +1,4 @@
-"""Moving: workers go on with the servers of another job, which take what those of theirs have.
+"""Moving: workers change to the servers of another job, which take over all that theirs kept.
 
 [Note: a job that moves] All workers register with the other job's scheduler when they have done
 their last push here, with the step at which they are. So once the other job is complete nothing
@@ -22,7 +22,7 @@ from syncopate.protocol.rules import Rules
 
 @contextmanager
 def moving(before: Session, job: Job, limits: Limits, rules: Rules) -> Iterator[Session]:
-    """Join another job, let it be given everything, and leave the one of before.
+    """Join another job, bring everything to it in the block, and leave the job before.
 
     Args:
         before: the worker in its job.
@@ -55,7 +55,7 @@ def moving(before: Session, job: Job, limits: Limits, rules: Rules) -> Iterator[
 
 
 def _require_movable(rules: Rules) -> None:
-    """Refuse rules by which servers remember of each worker what cannot be brought."""
+    """Refuse rules by which servers keep state of each worker, which cannot be moved."""
     if rules.mode == "dc-asgd":
         rule = "'ssgd' or 'asgd': servers keep weights of each worker, which cannot be moved"
         raise InvalidValueError("the mode of a job that moves", rules.mode, rule)

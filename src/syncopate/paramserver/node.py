@@ -82,7 +82,7 @@ class Node:
             tick(now_s)
 
     def part(self) -> None:
-        """Wait until the scheduler has heard the last words; send what is left."""
+        """Wait until the scheduler has confirmed the end, and send what is left."""
         while not self.member.out:
             self.step(lambda _: None, lambda _: None, lambda _: None)
         self.wire.drain(_DRAIN_S)

@@ -132,7 +132,7 @@ def register(policy: Policy) -> None:
 
 
 def rivals() -> list[Callable[[Problem], Partition]]:
-    """Return the policies that are a partition and no more; those that search are never behind."""
+    """Return the policies that give a partition alone; searches compare themselves with them."""
     return [row.ends for row in POLICIES.values() if row.plans is None]
 
 

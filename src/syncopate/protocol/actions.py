@@ -99,7 +99,7 @@ class KeepTable(Action, frozen=True):
 
 
 class Split(Action, frozen=True):
-    """Let the parts of a bundle go on by themselves, from where it is; see ``bundle``."""
+    """Treat the parts of a bundle as slices of their own, in its state; see ``bundle``."""
 
     cut: Cut
 

@@ -86,7 +86,7 @@ class Link(msgspec.Struct):
         return True
 
     def lossy(self, now_s: float, retry_s: float) -> bool:
-        """Say whether it lost a message of late."""
+        """Say whether it lost a message recently."""
         return now_s - self.lost_s < _LOSSY * retry_s
 
     def late_s(self, awaited: RoundTrip, now_s: float, retry_s: float) -> float:

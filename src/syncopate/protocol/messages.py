@@ -205,7 +205,7 @@ class Again(Message, frozen=True):
 
 
 class Leave(Message, frozen=True):
-    """A worker is done; or, if ``heard``, a node has received the scheduler's last words."""
+    """A worker is done; or, if ``heard``, a node has received that the job is over."""
 
     token: Token
     heard: bool = False

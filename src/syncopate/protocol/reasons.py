@@ -24,7 +24,7 @@ def _was_lost(worker: int, silent_s: float) -> str:
 
 
 def out_of_reach(worker: int, server: int, address: str, silent_s: float) -> str:
-    """Say that a worker hears nothing of a server that lives."""
+    """Say that a worker gets no answer from a server that is alive."""
     return (
         f"worker {worker} had no answer of server {server} for {silent_s:.0f} s, though the "
         f"scheduler hears it: can it reach {address}? A firewall may be between them; on one "

@@ -48,7 +48,7 @@ def by_iteration(when: Mapping[int, Set[Hashable]]) -> list[list[int]]:
 
 
 def _sorted_out(order: Sequence[int], apart: Callable[[int, int], bool]) -> list[list[int]]:
-    """Return ranks with the first of which they are not told apart."""
+    """Group ranks: each joins the first group whose first rank has the same fault."""
     found: list[list[int]] = []
     for rank in order:
         for mine in found:

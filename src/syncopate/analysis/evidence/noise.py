@@ -1,4 +1,4 @@
-"""Noise: what differs from iteration to iteration by itself, and what can be told in spite of it.
+"""Noise: how much iterations differ by themselves, and which differences are significant.
 
 The spread of values is 1.4826 times the median of their distances from their median, which of
 normally distributed values is their standard deviation, and heeds no outliers. The median of n such
@@ -26,7 +26,7 @@ _OFTEN, _HALF, _LITTLE = 3, 0.5, 0.25
 
 
 def quantile(ascending: Sequence[float], share: float) -> float:
-    """Return the value below which a share of values lies, by chords between them."""
+    """Return the quantile at ``share``, interpolated linearly between the values."""
     at = share * (len(ascending) - 1)
     below = int(at)
     above = min(below + 1, len(ascending) - 1)

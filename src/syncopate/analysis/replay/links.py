@@ -1,4 +1,4 @@
-"""Links: what flows get of those that they are on together.
+"""Links: how flows that share a link divide its rate.
 
 *Equally*: a link of capacity c gives each of n flows c / n.
 
@@ -83,7 +83,7 @@ class EqualLinks:
 
 
 class TurnLinks:
-    """Links that flows have by turns.
+    """Links on which flows of a lower turn come first.
 
     Args:
         flows: all of them.
@@ -129,7 +129,7 @@ class TurnLinks:
         self._alone[flow] = min((self._capacity.get(one, 1.0) for one in of.links), default=1.0)
 
     def _shared(self) -> dict[int, float]:
-        """Return what every flow gets that is on its links."""
+        """Return the rate that every flow gets on its links."""
         left: dict[int, float] = {}
         rates: dict[int, float] = {}
         for turn in sorted(self._turns):
@@ -145,7 +145,7 @@ class TurnLinks:
         return any(left.get(link, 1.0) <= 0 for link, _ in self._uses[flow])
 
     def _grow(self, growing: list[int], left: dict[int, float], rates: dict[int, float]) -> None:
-        """Let flows grow alike until a link is full."""
+        """Raise the rates of flows equally until a link is full."""
         load: dict[int, float] = defaultdict(float)
         for flow in growing:
             for link, each in self._uses[flow]:

@@ -74,7 +74,7 @@ class Meeting(msgspec.Struct, frozen=True):
 
 
 class News(msgspec.Struct, frozen=True):
-    """What one end tells the other; the latest holds.
+    """What one end tells the other; a later one replaces it.
 
     Attributes:
         silent: from the hub: the ranks whose hosts do not answer it, with the hosts' names.
@@ -192,7 +192,7 @@ class _Line:
             return []
 
     def write(self, news: News) -> None:
-        """Send; what the kernel does not take at once would come too late."""
+        """Send without waiting; what the kernel does not take at once is dropped."""
         with suppress(OSError):
             self.connection.send(msgspec.json.encode(news) + b"\n")
 
@@ -274,7 +274,7 @@ class Hub(KeepAlive):
                 line.connection.close()
 
     def _greet(self, newcomer: Newcomer) -> None:
-        """Note who has come, hear what it has to say, and tell it the news."""
+        """Take in a new connection: note its rank, read from it, and send it the latest news."""
         line = _Line(newcomer.connection, self._limit_s)
         self._lines[line] = (newcomer.rank, newcomer.text)
         self._found.pop(newcomer.rank, None)

@@ -295,7 +295,7 @@ class Monitor:
         return blame_lost(dead) if dead else None
 
     def _in_trouble(self, slow: list[tuple[float, Call]]) -> tuple[float, Call] | None:
-        """Return the call that is another one elsewhere, or any if a rank has failed."""
+        """Return a call in whose place a rank has another one; any, if a rank has failed."""
         for taken_s, call in slow:
             before = self._in_flight.before(call)
             if call.number >= 0 and self._notices.disagrees(call, before):

@@ -21,7 +21,7 @@ _SMALL_EXACT = (torch.bool, torch.uint8, torch.int8)
 
 
 class Ride(NamedTuple):
-    """How a tensor rides.
+    """How a tensor travels as elements of a sum of floats.
 
     Attributes:
         direct: whether as it is, and not byte by byte.
@@ -33,7 +33,7 @@ class Ride(NamedTuple):
 
 
 def ride_of(tensor: Tensor, element: torch.dtype) -> Ride | None:
-    """Return how ``tensor`` rides in a sum of ``element``, a real dtype; None where it does not."""
+    """Return how ``tensor`` travels in a sum of ``element``, a real dtype; None if it cannot."""
     lossless = tensor.dtype in _SMALL_EXACT or (
         tensor.is_floating_point() and torch.promote_types(tensor.dtype, element) == element
     )
@@ -45,6 +45,6 @@ def ride_of(tensor: Tensor, element: torch.dtype) -> Ride | None:
 
 
 def riding_bytes(tensors: Iterable[Tensor]) -> int:
-    """Return the bytes of float32 elements that some tensors take, those that ride."""
+    """Return the bytes of float32 elements that carry those tensors that can travel so."""
     rides = (ride_of(tensor, torch.float32) for tensor in tensors)
     return torch.float32.itemsize * sum(ride.elements for ride in rides if ride is not None)

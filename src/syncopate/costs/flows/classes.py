@@ -54,7 +54,7 @@ def by_class(traffic: Traffic) -> Traffic:
 
 
 def _refined(traffic: Traffic) -> tuple[_Colours, _Colours]:
-    """Return colours of messages and of links that no further look makes differ."""
+    """Refine the colours of messages and of links until another round changes none."""
     fixed = _hashed(traffic.latency_s, traffic.share, traffic.addition_s)
     waits = _Waits(traffic)
     kinds = _hashed(traffic.kinds.astype(float))

@@ -167,7 +167,7 @@ def _foretold(low: _Point, high: _Point, middle: _Point) -> bool:
 
 
 def _tells(point: _Point, other: _Point) -> bool:
-    """Say whether the line of one size foretold another."""
+    """Say whether one size's line predicts the time of another size."""
     return abs(point.at(other.nbytes) - other.seconds) <= CLOSE * other.seconds
 
 

@@ -164,13 +164,13 @@ class _Machine:
         return True
 
     def _open(self, messages: IntArray) -> None:
-        """Let messages start that wait for nothing any more."""
+        """Start the messages that no longer wait for anything."""
         self.begins[:, messages] = self.ready[:, messages]
         self.begins[0, messages] += self.latency[messages]
         self.pending = np.concatenate((self.pending, messages))
 
     def _finish(self, done: IntArray) -> None:
-        """Tell those that wait for messages that these are through."""
+        """Release what waited for messages that are done."""
         if not len(done):
             return
         many = self.many[done]

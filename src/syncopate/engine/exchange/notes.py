@@ -130,5 +130,5 @@ class Ranks:
 
 
 def unsaid(ranks: int) -> Said:
-    """Return the report of ``ranks`` that were not asked: all is well."""
+    """Return what stands for the reports of ``ranks`` that send none: all is well."""
     return Said([], [0] * ranks, appeared=False)

@@ -126,7 +126,7 @@ class Update(Part):
         return None
 
     def put_back(self) -> None:
-        """Give parameters the gradients back that a step was to pass by; asks no rank."""
+        """Give parameters with deferred updates their gradients back; asks no rank."""
 
     def leave(self) -> None:
         """Give optimizers whole state; all ranks call it."""

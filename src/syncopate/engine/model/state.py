@@ -127,7 +127,7 @@ class Buffers:
 
     @property
     def loose(self) -> list[str]:
-        """Names of the buffers that do not ride along: large ones, and those that change shape."""
+        """Names of buffers that do not travel with gradients: large ones, and of changing shape."""
         carried = set(self.carried)
         return [name for name in self.kept if name not in carried]
 

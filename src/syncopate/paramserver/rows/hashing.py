@@ -1,4 +1,4 @@
-"""Hashing: which server keeps a row, and what a row is that nothing was pushed to.
+"""Hashing: which server keeps a row, and the values that a row begins with.
 
 Both follow from the row's number, and the latter from a seed besides, by the finaliser of
 splitmix64 (Steele et al., 2014). So they are the same in every process, on any number of servers.
@@ -48,7 +48,7 @@ def servers_of(ids: Ids, servers: int) -> NDArray[np.int64]:
 
 
 def initial_rows(table: Table, ids: Ids) -> Tensor:
-    """Return rows as they are when nothing was pushed to them.
+    """Return the values that rows begin with.
 
     Args:
         table: theirs.

@@ -173,7 +173,7 @@ class Shard:
         return float(torch.vdot(exact, exact).real)
 
     def split(self, cut: Cut) -> None:
-        """Let the parts of a bundle be by themselves."""
+        """Keep the parts of a bundle as slices of their own from now on."""
         key, itemsize = cut.key, dtype_of(self._specs[cut.key].dtype).itemsize
         self._specs |= {part.key: part for part in cut.parts}
         self._sending.pop(key, None)

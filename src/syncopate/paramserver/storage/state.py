@@ -259,7 +259,7 @@ class StateFolder:
         self._prune()
 
     def _note(self, number: int, key: int, record: Record) -> None:
-        """Let a record count, and of those before it what it does not replace."""
+        """Count a record, and those before it that it does not replace."""
         self._dropped.discard(key)
         before = self._written.get(key, [])
         written = _Written(number, record.position.version, record.nbytes, record.adds)

@@ -26,7 +26,7 @@ Updating = Callable[[float | None, Tensor, Tensor, State], None]
 
 
 class Own(Protocol):
-    """What a class of one's own is to have.
+    """The interface of an updater class that users write.
 
     It is made once, with the options of :class:`~syncopate.protocol.rules.Updater` as keywords.
     """

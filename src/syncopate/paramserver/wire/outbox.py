@@ -90,7 +90,7 @@ class Outbox:
         return not self._waiting and not self._in_flight
 
     def put(self, parcel: Parcel, priority: int) -> None:
-        """Let ``parcel`` wait; among equal priorities the first goes first."""
+        """Queue ``parcel``; among equal priorities the first goes first."""
         self._count += 1
         heapq.heappush(self._waiting, (-priority, self._count, parcel))
 

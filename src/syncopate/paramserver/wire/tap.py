@@ -1,4 +1,4 @@
-"""Tap: every message that a node sends or receives, noted for the run's trace.
+"""Tap: notes every message that a node sends or receives, for the trace of the run.
 
 It sits where ZeroMQ is given messages and where they are taken from it. Which rank this node has,
 and who a connection belongs to, it learns from the messages themselves.
@@ -91,7 +91,7 @@ def _number(key: int) -> int:
 
 
 class Tap:
-    """What one node's wire carries.
+    """Counts the messages that one node sends and receives, and writes them to its trace.
 
     Args:
         role: ``"worker"``, ``"server"`` or ``"scheduler"``.

@@ -115,7 +115,7 @@ def options(base: Setting, today: str, cluster: Cluster) -> Iterator[Option]:
 
 
 def _bare(setting: Setting) -> Setting:
-    """Return a setting without a word on how gradients travel."""
+    """Return a setting that leaves open how gradients travel."""
     return replace(
         setting,
         exchange="",

@@ -145,7 +145,7 @@ class MemberMachine:
         return [act.Send(SCHEDULER, message)]
 
     def _part(self, now_s: float) -> list[Action]:
-        """Say the last words again until they are answered; see [Note: last words]."""
+        """Repeat this process's last message until it is answered; see [Note: last words]."""
         if self.out or self._last_words is None:
             self.out = True
             return []

@@ -109,7 +109,7 @@ class Members(dict[str, Member]):
         return [member for member in self.all(role) if member.state == state]
 
     def roster(self, run: str, durable: bool, incarnation: Incarnation) -> msg.Roster:
-        """Return what all of them hear when all are there, but for their ranks."""
+        """Return the roster for all members once all are there; each gets its own rank in it."""
         servers = sorted(self.all(msg.SERVER), key=lambda one: one.rank)
         workers = sorted(self.all(msg.WORKER), key=lambda one: one.rank)
         lives = tuple(worker.life for worker in workers)
@@ -142,7 +142,7 @@ class Members(dict[str, Member]):
         )
 
     def standing(self, now_s: float) -> tuple[NodeStanding, ...]:
-        """Return what people are told of all of them, by role and rank."""
+        """Return the status of every member for people, by role and rank."""
         return tuple(
             NodeStanding(
                 member.register.role,
@@ -175,5 +175,5 @@ def member_of(job: str, known: Seated) -> Member:
 
 
 def sends(members: Iterable[Member], message: msg.Message) -> list[Action]:
-    """Return what tells ``members``; those that were not heard yet will hear it when they are."""
+    """Return a message to each of ``members`` that has a connection; the others get it later."""
     return [act.Send(m.peer, message) for m in members if m.peer is not None]

@@ -14,7 +14,7 @@ _PART_S = 2.0
 
 
 class Parting:
-    """The members that have not confirmed a scheduler's last words.
+    """The members that have not confirmed that the job is over.
 
     Attributes:
         tokens: theirs.

@@ -355,7 +355,7 @@ class SchedulerMachine:
         return [*self._welcome([back]), *self._missed(back), *sends(workers, moved)]
 
     def _missed(self, member: Member) -> list[Action]:
-        """Say again what a member may not have heard."""
+        """Repeat the news that a member may not have received."""
         news: list[msg.Message]
         if member.register.role == SERVER:
             lost = self._of(WORKER, "lost")  # servers go on to count on those that are waited for
@@ -484,5 +484,5 @@ class SchedulerMachine:
 
 
 def _heard(peer: Peer) -> Action:
-    """Return the answer to who says that it is there, and is to be told nothing else yet."""
+    """Return the answer to a sign of life, where there is no news."""
     return act.Send(peer, msg.Heartbeat(""))

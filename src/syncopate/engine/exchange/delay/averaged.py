@@ -99,7 +99,7 @@ class Averages:
         return [one for _, messages in launched for one in messages]
 
     def _free_gradients(self) -> None:
-        """Let gradients that are still where the warm-up left them have memory of their own."""
+        """Move gradients that still lie in a bucket out of it: weights are summed up there."""
         for trainable, place in zip(self._layout.trainables, self._layout.grads, strict=True):
             if trainable.parameter.grad is place:
                 trainable.parameter.grad = place.clone()
@@ -128,7 +128,7 @@ class Averages:
         return [(parameter, place) for parameter, place in pairs if id(parameter) in trained]
 
     def _give(self, part: FlatBuffer) -> None:
-        """Copy averages to parameters; what no optimizer updates stays, to the last bit."""
+        """Copy the averages to the parameters that optimizers update; leave all others alone."""
         if pairs := self._trained(part):
             parameters, places = map(list, zip(*pairs, strict=True))
             torch._foreach_copy_(parameters, places)
@@ -165,7 +165,7 @@ class OwnGradients(WholeGradients):
         self._averages = layout.shared(Averages)
 
     def missing(self, indices: Sequence[int]) -> Missing:
-        """Return them in the warm-up; a gradient of this rank's own stays as it is."""
+        """Return the parameters with their gradients in the warm-up, and none afterwards."""
         return () if self._averages.local else super().missing(indices)
 
 
@@ -185,7 +185,7 @@ class OwnSteps(parts.Update):
         return self.interrupted()
 
     def interrupted(self, optimizer: Optimizer | None = None) -> Stepped | None:
-        """Return the step whose average is due; after one that raised, of the weights it left."""
+        """Return the step if an average is due; one that raised counts with the weights it left."""
         due, self._due = self._due, None
         return None if due is None else Stepped(due)
 
@@ -204,7 +204,7 @@ class AveragedWeights(parts.Pull):
         self._launched += self._averages.average()
 
     def forget(self) -> None:
-        """Show the averages of the step that is over, until the next time."""
+        """Record the averages of the step that is over as pulls of this iteration."""
         self._traffic.pulls, self._launched = self._launched, []
 
 

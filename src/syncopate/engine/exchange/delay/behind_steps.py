@@ -67,7 +67,7 @@ class Behind:
             self.ending.wait()
 
     def finish(self) -> None:
-        """Wait for what goes on behind the last step; `deferred`, [Note: a failure ... late].
+        """Wait for the work behind the last step; `deferred`, [Note: a failure ... late].
 
         Raises:
             CollectiveError: a rank is lost or late.
@@ -125,7 +125,7 @@ class Behind:
         )
 
     def launch_held(self) -> None:
-        """Launch the pulls that were to let pushes pass."""
+        """Launch the pulls that were held back until the pushes are launched."""
         held, self._held = self._held, []
         for pull in held:
             pull.launch()
@@ -267,7 +267,7 @@ class FromOwnersBehind(FromOwners):
         self._behind = layout.shared(Behind)
 
     def pushed(self) -> None:
-        """Launch the pulls that let the pushes pass."""
+        """Launch the pulls that were held back behind the pushes."""
         self._behind.launch_held()
 
     def launched(self) -> None:

@@ -66,7 +66,7 @@ class OwnMasters(Masters):
             self._beside.pop(trainable.index, None)
 
     def give(self, local: Local, flat: Tensor) -> None:
-        """Copy this rank's shards to ``flat``; where they are updated behind the step, then."""
+        """Copy this rank's shards to ``flat``, unless their update behind the step will do so."""
         if self._behind.ending is None:
             local.give_masters(flat)
 

@@ -54,7 +54,7 @@ class Masters(ABC):
         """
 
     def take_gradient(self, trainable: Trainable) -> None:
-        """Let the gradient of a parameter be in its place, and change no more: an update begins."""
+        """Bring a parameter's gradient into its place: an update begins, and reads it there."""
 
     def guard(self) -> AbstractContextManager[None]:
         """Return a block around one in which the parameters hold the global weights."""

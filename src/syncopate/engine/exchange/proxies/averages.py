@@ -91,7 +91,7 @@ def _norm(func: Any) -> Handler:
 
 
 def _unscale(gradients: Sequence[Any], found_inf: Tensor, inverse_scale: Tensor) -> Any:
-    """Unscale when averages arrive; what squares are finite of is finite."""
+    """Unscale averages when they arrive; a finite sum of squares proves that all are finite."""
     by, here = inverse_scale.clone(), []
     for gradient in gradients:
         found = _on_its_way(gradient)

@@ -298,7 +298,7 @@ def _alias(gradient: PartialGradient) -> PartialGradient:
 
 
 def _norm(func: Any) -> Handler:
-    """Return what takes the norm of a partial gradient by ``func``: not before it is looked at."""
+    """Return a handler of ``func`` for a partial gradient: its norm, computed when it is read."""
 
     def handler(gradient: PartialGradient, *args: Any, **kwargs: Any) -> Any:
         asked = norms.asked_of(func, *args, **kwargs)

@@ -27,7 +27,7 @@ class AwaitedGradients(Gradients):
         self._untrained = {self._flights.key_of(each.index) for each in untrained}
 
     def adapt(self, entered: int | None = None) -> None:
-        """Let a backward begin when nothing is under way that it would change."""
+        """Wait for all flights before a backward that would change what they bring."""
         self._flights.training_thread = threading.get_ident()
         self._flights.ready()
         self._holders.let_go()

@@ -63,7 +63,7 @@ class PartialGradients(Gradients):
         self._held.carried.clear()
 
     def missing(self, indices: Sequence[int]) -> Missing:
-        """Return them with the gradients they had, and let others' averages be seen there.
+        """Return them with their gradients; those without one get zeros until averages come.
 
         A rank learns which gradients the others reached when the averages arrive. Code that lists
         gradients before, as clipping does, must list the same ones on every rank.

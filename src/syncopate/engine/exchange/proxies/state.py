@@ -226,7 +226,7 @@ def raw_state(optimizer: Optimizer) -> Any:
 
 
 def _seen(optimizer: Optimizer) -> SeenState:
-    """Let looks at the state of ``optimizer`` be seen; return it."""
+    """Make the state of ``optimizer`` one that reports reads; return it."""
     state = vars(optimizer)["state"]
     if not isinstance(state, SeenState):
         state = optimizer.state = SeenState(type(optimizer).__name__, state)
@@ -234,13 +234,13 @@ def _seen(optimizer: Optimizer) -> SeenState:
 
 
 def _restore(optimizer: Optimizer, state: SeenState) -> None:
-    """Give ``optimizer`` plain state again where looks need not be seen any more."""
+    """Give ``optimizer`` plain state again where no reads have to be reported any more."""
     if not (state.watchers or state.owners):
         optimizer.state = state.plain
 
 
 def watch(optimizer: Optimizer, watcher: Watcher) -> None:
-    """Let looks at the state of ``optimizer`` call ``watcher`` before."""
+    """Call ``watcher`` before each read of the state of ``optimizer``."""
     state = _seen(optimizer)
     if watcher not in state.watchers:
         state.watchers.append(watcher)

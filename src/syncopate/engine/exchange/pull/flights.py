@@ -173,7 +173,7 @@ class Flights:
         return square if known else None
 
     def heed(self) -> None:
-        """Hear what the ranks said, and refuse a step that has failed; in the thread of training.
+        """In the training's thread, refuse a step in which a rank's backward has failed.
 
         Other threads just wait: the training is to hear of it.
         """

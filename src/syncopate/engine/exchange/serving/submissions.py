@@ -130,7 +130,7 @@ class Submissions:
         self.trained = self._trained()
 
     def leave(self, part: FlatBuffer) -> Transfer:
-        """Return what the gradients of a flat buffer are to be sent as; they stay until then."""
+        """Return the transfer that will send the gradients of a flat buffer, and record it."""
         transfer = self._leaving[id(part)] = Transfer()
         self._layout.traffic.pushes.append(Launched(part, part.messages[0], transfer))
         return transfer
@@ -146,7 +146,7 @@ class Submissions:
             self.sent.update(indices)
 
     def skip_rest(self) -> None:
-        """Where steps are to be whole, say of all other weights that this one has no gradient.
+        """Tell servers that need whole steps which weights have no gradient in this one.
 
         Servers that clip take a step when they have heard of every weight. And where workers do
         not tell each other what they reached, each says so to the servers.

@@ -140,12 +140,12 @@ class DeferredUpdate(Update):
             proxies.unwatch(optimizer, self._state_is_read)
 
     def _state_is_read(self) -> None:
-        """Wait for everything; not for what a step does to the parameters that it updates now."""
+        """Wait for all flights, unless a step reads the state of parameters that it updates now."""
         if self._stepper is None or self._stepping != threading.get_ident():
             self._flights.ready()
 
     def begin(self, optimizer: Optimizer) -> None:
-        """Take their gradients from parameters whose step is left for later: it passes them by."""
+        """Take the gradients off parameters with deferred updates, so that this step skips them."""
         self.put_back()
         if self._compiled or self._opaque or not self._defers.get(id(optimizer)):
             self._flights.ready()
@@ -184,7 +184,7 @@ class DeferredUpdate(Update):
         self._stepper, self._stepping = optimizer, threading.get_ident()
 
     def _say_held(self, what: str) -> None:
-        """Say once what memory the script holds that steps wait for; empty: it holds none."""
+        """Log once which memory held by the script makes steps wait; empty: none does."""
         model = self._layout.buffers.model
         if what and model not in _told:
             _told.add(model)
@@ -196,7 +196,7 @@ class DeferredUpdate(Update):
             )
 
     def _is_held(self, parameter: Tensor, index: int) -> bool:
-        """Say whether something whose looks are not seen is on the memory of a parameter."""
+        """Say whether a view or array that the engine cannot watch shares a parameter's memory."""
         with without_overrides():
             storage = parameter.untyped_storage()
             ours = self._together.get(storage._cdata, (index,))
@@ -205,7 +205,7 @@ class DeferredUpdate(Update):
             return storage_holders(storage) > len(ours) + int(there) + 1
 
     def end(self, optimizer: Optimizer) -> Stepped | None:
-        """Let flights update what the step left to them."""
+        """Leave the deferred updates to the flights that bring their gradients."""
         self._stepped[id(optimizer)] |= self._kinds
         if self._stepper is optimizer:
             self._defer(optimizer)
@@ -248,7 +248,7 @@ class DeferredUpdate(Update):
         return index, known
 
     def put_back(self) -> None:
-        """Let parameters that a step was to pass by have their gradients again."""
+        """Give parameters with deferred updates their gradients back."""
         for index in chain(*self._deferred.values()):
             parameter = self._layout.trainables[index].parameter
             if parameter.grad is None:

@@ -196,7 +196,7 @@ def _in_order(workload: Workload) -> list[tuple[str, int, str]]:
 def with_interference(
     running: Sequence[Contender], workload: Workload, cluster: Cluster, wishes: Wishes
 ) -> list[Contender]:
-    """Return the contenders as a measured interference expects them, and the plan made for it."""
+    """Predict the contenders with the measured interference, and add the plan made for it."""
     again = [
         Contender(one.name, _predicted(one.plan, workload, cluster), one.samples_s)
         for one in running
@@ -211,7 +211,7 @@ def with_interference(
 def explained(
     one: Contender, everyone: Sequence[Contender], workload: Workload, cluster: Cluster
 ) -> Contender:
-    """Return a contender as the others' turns let expect it; see [Note: unexplained time].
+    """Predict a contender with the unexplained time of the others; [Note: unexplained time].
 
     ``everyone`` is the contenders that took turns, this one among them.
     """
