@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from os.path import isdir
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -67,7 +68,7 @@ def analyze(
     import syncopate
     from syncopate.tracing.foreign import is_document, is_table
 
-    documents = [p for p in files if any(table) or p.is_dir() or is_document(p) or is_table(p)]
+    documents = [p for p in files if any(table) or isdir(p) or is_document(p) or is_table(p)]
     if documents and len(documents) < len(files):
         rule = "left out: DLC traces are analysed by themselves"
         raise InvalidValueError("FILE", str(documents[0]), rule)

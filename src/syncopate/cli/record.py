@@ -22,7 +22,7 @@ def _without_python(script: list[str], module: bool) -> tuple[list[str], bool]:
         if script[1] == "-m" and len(script) > 2:
             return script[2:], True
         script = script[1:]
-    if not module and not Path(script[0]).is_file():
+    if not module and not os.path.isfile(script[0]):
         raise InvalidValueError("SCRIPT", script[0], "a Python file")
     return script, module
 

@@ -67,7 +67,7 @@ def _import_module(name: str) -> ModuleType:
 
 
 def _import_file(path: Path) -> ModuleType:
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise CalibrationError(f"no file {path}; looked from {Path.cwd()}. A builder is {_FORMS}")
     path = path.resolve()
     _search_first(path.parent)

@@ -100,7 +100,8 @@ def read(
             raise InvalidValueError("files", len(sources), "one timeline, or paths alone")
         else:
             return source if isinstance(source, Recorded) else _few(source, every, source.name)
-    folders = [path for path in files if path.is_dir()]
+    # Of what may not be looked at it says no, and reading it says why; Path.is_dir() raises.
+    folders = [path for path in files if os.path.isdir(path)]
     if folders and len(files) > 1:
         rule = "the only one, or left out: the directory of a run has all ranks"
         raise InvalidValueError("FILE", str(folders[0]), rule)
@@ -192,7 +193,7 @@ def read_nodes(*files: Path, progress: Progress | None = None) -> Run:
         ArtifactError: none did.
         InvalidValueError: not one directory.
     """
-    if len(files) != 1 or not files[0].is_dir():
+    if len(files) != 1 or not os.path.isdir(files[0]):
         rule = "the directory of one traced run, with the messages of each node"
         raise InvalidValueError("FILE", ", ".join(map(str, files)), rule)
     run = read_run(files[0], sys.maxsize, progress)

@@ -165,7 +165,7 @@ def read_any(
     """
     files = [Path(one) for one in sources if isinstance(one, str | os.PathLike)]
     other = any(table) or len(files) < len(sources)
-    runs = [path for path in files if path.is_dir() or is_document(path) or is_table(path)]
+    runs = [path for path in files if os.path.isdir(path) or is_document(path) or is_table(path)]
     if other or len(runs) == len(files):
         found = read(*sources, last=last, table=table, every=True, progress=progress).of_ranks()
     elif runs:
@@ -198,7 +198,7 @@ def _own(recorded: Recorded, cluster: Cluster | None) -> Cluster | None:
     if cluster is not None:
         return cluster
     beside = Path(recorded.name) / BESIDE_RUN
-    if beside.exists():
+    if os.path.exists(beside):
         return Cluster.load(beside)
     text = recorded.timeline.metadata.get(OWN_CLUSTER)
     return None if text is None else Cluster.from_json(text, source=recorded.timeline.name)

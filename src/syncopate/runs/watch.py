@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -46,9 +47,14 @@ class Watch:
         if last < 1:
             raise InvalidValueError("last", last, "at least 1")
         self.directory = Path(directory)
-        if self.directory.exists() and not self.directory.is_dir():
-            reason = "no directory; a run that is recorded writes into one (SYNCOPATE_TRACE)"
-            raise ArtifactError(self.directory, reason)
+        try:
+            if not stat.S_ISDIR(self.directory.stat().st_mode):
+                reason = "no directory; a run that is recorded writes into one (SYNCOPATE_TRACE)"
+                raise ArtifactError(self.directory, reason)
+        except FileNotFoundError:
+            pass  # a training makes it
+        except OSError as error:
+            raise ArtifactError(self.directory, f"cannot be read: {error.strerror}") from None
         self._last = last
         self._follower = Follower(self.directory, last)
         self._newest = -1

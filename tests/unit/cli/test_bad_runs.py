@@ -148,6 +148,15 @@ def test_the_folder_is_a_link_to_itself(run, tmp_path, command):
     assert "cannot be read: Too many levels of symbolic links" in err
 
 
+@pytest.mark.parametrize("command", [*COMMANDS, "convert", "replay", "watch", "record"])
+def test_a_file_may_not_be_looked_at(run, tmp_path, command):
+    """Root may look at all; a name that is too long is refused in the same way."""
+    path = tmp_path / ("a" * 300)
+    code, out, err = run(command, path, *REPLAYED.get(command, ()))
+    assert (code, out) == (2, "")
+    assert ("must be a Python file" if command == "record" else "cannot be read: File name") in err
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="names of files are texts here")
 @pytest.mark.parametrize("made_by", [lambda path: written(path, made(2, 6)), profiled])
 @pytest.mark.parametrize("command", [*COMMANDS, "convert", ("convert", "--to", "perfetto")])

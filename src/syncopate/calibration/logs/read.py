@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 from syncopate.artifacts.cluster import Cluster
 from syncopate.calibration.logs.assemble import Given, assemble
@@ -28,7 +27,7 @@ _BEGIN_BYTES = 256 * KIB
 
 def is_log(path: str | os.PathLike[str]) -> bool:
     """Say whether a file is :data:`READABLE`, by how it begins; what cannot be read is not."""
-    if not Path(path).is_file():
+    if not os.path.isfile(path):
         return False
     try:
         text = read_text(path, _BEGIN_BYTES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -68,7 +69,7 @@ def trained(path: Path, samples: int | None = None) -> Trained:
 
 
 def _is_workload(path: Path) -> bool:
-    if path.is_dir():
+    if os.path.isdir(path):
         return False
     try:
         head = msgspec.json.decode(read_whole(path))
@@ -84,7 +85,7 @@ def _recorded(path: Path) -> Trained:
     from syncopate.analysis.workload import assumed, recorded_iteration_s, recorded_workload
     from syncopate.cli.common.timelines import read_recorded
 
-    folder = path if path.is_dir() else None
+    folder = path if os.path.isdir(path) else None
     profile = folder / WORKLOAD if folder and (folder / WORKLOAD).exists() else None
     beside = folder / BESIDE_RUN if folder and (folder / BESIDE_RUN).exists() else None
     timeline = read_recorded(path).of_ranks().timeline

@@ -114,7 +114,7 @@ def profile_paths(directory: str | os.PathLike[str]) -> list[Path]:
     Raises:
         ArtifactError: a file cannot be read.
     """
-    paths = sorted(path for path in Path(directory).glob("*.json*") if path.is_file())
+    paths = sorted(path for path in Path(directory).glob("*.json*") if os.path.isfile(path))
     return [path for path in paths if _is_profile(path)]
 
 
