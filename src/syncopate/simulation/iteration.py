@@ -56,17 +56,19 @@ those of the same direction alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import cycle, islice, pairwise
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import ArrayLike
 
 from syncopate.artifacts.cluster import Interference
 from syncopate.artifacts.workload import Workload
 from syncopate.costs.model.pieces import FloatArray
 from syncopate.delay import Delay
+from syncopate.errors import InvalidValueError
 from syncopate.simulation import ideal
 from syncopate.simulation.deferred import Update, played_as
 from syncopate.simulation.fluid import Collective, Piece, Run, run
@@ -82,6 +84,12 @@ _SETTLED = (3, 6, 12)
 one before; if not, the next of these; see [Note: one is enough]."""
 
 _ALIKE = 1e-6
+
+_PLAYED = 100
+"""Of a longer period so many iterations are played: those in its middle are like each other."""
+
+MOST_STEPS = 1_000_000
+"""Of a period; more are no training."""
 
 _SERVED_SETTLED = 2
 """The iteration that is played where pulls wait for the pushes of the one before."""
@@ -172,8 +180,19 @@ def play_period(
 
     Messages that pass from one iteration into the next may make every other iteration alike, and
     not every one: then of two periods, if their number of iterations is odd.
+
+    Raises:
+        InvalidValueError: a period that is too long to be played.
     """
     k = delay.k
+    if k > MOST_STEPS:
+        raise InvalidValueError("k of a delay", k, f"at most {MOST_STEPS} to be predicted")
+    if k > _PLAYED + 1:
+        played_k = _PLAYED + k % 2
+        shorter = structs.replace(delay, k=played_k, warm_up=None)
+        found = play_period(workload, traffic, shorter, interference)
+        periods = (found[at : at + played_k] for at in range(0, len(found), played_k))
+        return tuple(one for period in periods for one in _lengthened(period, k))
     if not (traffic.served or _ends_behind(workload, traffic, delay)):
         return _played(workload, traffic, interference, k, pulls_first=True, delay=delay)
     before: tuple[Iteration, ...] = ()
@@ -187,6 +206,14 @@ def play_period(
         if math.isclose(before_s, last_s, rel_tol=_ALIKE):
             return last
     return before + last
+
+
+def _lengthened(period: tuple[Iteration, ...], k: int) -> Iterator[Iteration]:
+    """Yield k iterations: a period that is shorter by an even number, its middle ones repeated."""
+    middle = len(period) // 2
+    yield from period[:middle]
+    yield from islice(cycle(period[middle - 2 : middle]), k - len(period))
+    yield from period[middle:]
 
 
 def play_several(

@@ -19,9 +19,11 @@ from syncopate.costs.model.served import served_costs
 from syncopate.delay import Delay
 from syncopate.errors import InvalidValueError
 from syncopate.planning import make_plan, predict
+from syncopate.simulation import fluid, iteration
 from syncopate.simulation.delay import delays, gains, limits, proposed, with_delay
 from syncopate.simulation.iteration import IDEAL, play_period, play_several, play_traffic
 from syncopate.simulation.timeline import simulate
+from tests.unit import examples
 from tests.unit.simulation.test_exchanges import traffics
 from tests.unit.simulation.workloads import workloads
 
@@ -287,3 +289,27 @@ def test_other_exchanges_have_no_delay() -> None:
     work, cluster = _work(), _cluster(0.9)
     with pytest.raises(InvalidValueError, match="only sharded and served pull weights late"):
         with_delay(make_plan(work, cluster, exchange="allreduce"), Delay(k=2), work, cluster)
+
+
+@pytest.mark.parametrize("exchange", ["sharded", "served"])
+@pytest.mark.parametrize("k", [21, 22, 33, 34])
+def test_of_a_long_period_the_middle_is_played_once(monkeypatch, exchange, k):
+    cluster = Cluster.preset("1gbe", 4)
+    plan = make_plan(examples.workload(), cluster, "threshold", exchange=exchange)
+    whole = predict(examples.workload(), plan.delayed(Delay(k=k)), cluster)
+    lengths = []
+
+    def counted(pieces, *told):
+        lengths.append(len(pieces))
+        return fluid.run(pieces, *told)
+
+    monkeypatch.setattr(iteration, "_PLAYED", 10)
+    monkeypatch.setattr(iteration, "run", counted)
+    shorter = predict(examples.workload(), plan.delayed(Delay(k=k)), cluster)
+    assert shorter.iteration_s == pytest.approx(whole.iteration_s, rel=1e-9)
+    assert shorter.communication_s == pytest.approx(whole.communication_s, rel=1e-9)
+    of_few = lengths.copy()
+    predict(examples.workload(), plan.delayed(Delay(k=k + 10_000)), cluster)
+    assert lengths == 2 * of_few
+    with pytest.raises(InvalidValueError, match="k of a delay is 1000001; it must be at most"):
+        predict(examples.workload(), plan.delayed(Delay(k=1_000_001)), cluster)
