@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 Key = TypeVar("Key", int, str)
 
+_CHECKPOINT, _RESTART = "30s", "5min"
+"""What a checkpoint and a restart take unless it is said."""
+
 
 def variation_of(*, like: Path | None, **told: Any) -> Variation:
     """Return how ranks differ, for a simulation.
@@ -162,31 +165,43 @@ def fails(
         ),
     ] = None,
     checkpoint_cost: Annotated[
-        str, typer.Option(help="For how long a checkpoint holds training up; with --mtbf.")
-    ] = "30s",
+        str | None,
+        typer.Option(
+            help=f"How long a checkpoint holds training up, with --mtbf; {_CHECKPOINT} otherwise."
+        ),
+    ] = None,
     checkpoint_every: Annotated[
         str | None,
         typer.Option(help="Training between two checkpoints, such as 30min; the best otherwise."),
     ] = None,
     restart: Annotated[
-        str, typer.Option(help="From a failure until training goes on; with --mtbf.")
-    ] = "5min",
+        str | None,
+        typer.Option(
+            help=f"From a failure until training goes on, with --mtbf; {_RESTART} otherwise."
+        ),
+    ] = None,
 ) -> dict[str, float | None]:
     """Return the arguments of :class:`~syncopate.simulation.Failures` but hosts; none: no failures.
 
     Raises:
-        InvalidValueError: a time that is none, or checkpoints without failures.
+        InvalidValueError: a time that is none, or checkpoints or a restart without failures.
     """
-    if mtbf is None and checkpoint_every is not None:
-        rule = "left out without --mtbf: nothing fails"
-        raise InvalidValueError("--checkpoint-every", checkpoint_every, rule)
-    told = {
-        "host_mtbf_s": None if mtbf is None else parse_seconds(mtbf),
-        "checkpoint_s": parse_seconds(checkpoint_cost),
+    if mtbf is None:
+        told = {
+            "--checkpoint-cost": checkpoint_cost,
+            "--checkpoint-every": checkpoint_every,
+            "--restart": restart,
+        }
+        for option, value in told.items():
+            if value is not None:
+                raise InvalidValueError(option, value, "left out without --mtbf: nothing fails")
+        return {}
+    return {
+        "host_mtbf_s": parse_seconds(mtbf),
+        "checkpoint_s": parse_seconds(_CHECKPOINT if checkpoint_cost is None else checkpoint_cost),
         "interval_s": None if checkpoint_every is None else parse_seconds(checkpoint_every),
-        "restart_s": parse_seconds(restart),
+        "restart_s": parse_seconds(_RESTART if restart is None else restart),
     }
-    return {} if mtbf is None else told
 
 
 def goodput_report(failures: Failures, iteration_s: float, seed: int) -> str:

@@ -149,6 +149,8 @@ def test_of_many_alike_ranks_some_are_looked_at_and_it_is_said(play, run, monkey
         ("--mtbf soon", "duration is 'soon'; it must be a number and one of ns, us, ms, s, min"),
         ("--mtbf 1s", "training would hardly ever get on"),
         ("--checkpoint-every 5min", "it must be left out without --mtbf"),
+        ("--checkpoint-cost 30s", "it must be left out without --mtbf"),
+        ("--restart 5min", "it must be left out without --mtbf"),
     ],
 )
 def test_bad_input_is_one_clear_error(run, play, options, complaint):
