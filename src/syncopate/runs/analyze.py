@@ -127,7 +127,7 @@ def analyze(
     Args:
         sources: the directory of a run, a timeline, or one file of each rank.
         last: how many iterations of a run to look at, the last ones.
-        table: what tables call their columns and kinds.
+        table: headings and kinds of tables, such as ``("rank=gpu,start=t0:us", "push=SYNC")``.
         progress: called with what is done and the fraction done.
 
     Raises:
@@ -183,7 +183,7 @@ def of_nodes(
 
 
 def _look(timeline: Timeline, progress: Progress) -> None:
-    """Take the figures of a timeline that take long: a report of it finds them done."""
+    """Compute the slow figures of a timeline now; they are kept for its report."""
     figures: tuple[Callable[[Timeline], object], ...] = (phases, collectives, exposures, works)
     for place, figure in enumerate(figures):
         say(progress, figure.__name__, place / len(figures))

@@ -125,7 +125,7 @@ def explain(
             with the best one.
         cluster: what it ran on, an artefact or its file.
         last: how many iterations to play again, the last ones.
-        table: what tables call their columns and kinds.
+        table: headings and kinds of tables, such as ``("rank=gpu,start=t0:us", "push=SYNC")``.
         progress: called with what is read and the fraction done.
 
     Raises:
@@ -182,7 +182,7 @@ def _files(workload: object, cluster: object) -> tuple[str, str] | None:
 def explained(
     timeline: Timeline, cluster: Cluster | None, trips: Sequence[RoundTrip]
 ) -> Explanation:
-    """Return what the ranks that are there say, whose ranks are those of the job.
+    """Explain a timeline by the ranks that were recorded, under their numbers in the job.
 
     Raises:
         InvalidValueError: as :func:`~syncopate.analysis.causes.explanation.explanation` does.

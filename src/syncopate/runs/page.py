@@ -108,7 +108,7 @@ def report(
 def _evidence(
     recorded: Recorded, workload: Workload | None, cluster: Cluster | None, plan: Plan | None
 ) -> Evidence:
-    """Return what a run says by itself; its remarks are on the plan alone."""
+    """Return explanation, best plan and prices of a run; its remarks are on the plan alone."""
     timeline, trips = recorded.timeline, recorded.trips
     _require_fit(timeline, cluster, plan)
     found, why, best, expected = None, "", None, None
@@ -160,7 +160,7 @@ def _played(
 
 
 def _prices(timeline: Timeline, cluster: Cluster) -> dict[tuple[str, str], dict[int, float]]:
-    """Return what messages of the sizes that were sent, and between them, take on a cluster."""
+    """Return what messages take on a cluster, at the sizes that were sent and between them."""
     if is_served(timeline):
         return {}  # what servers take depends on all workers at once
     sizes: dict[tuple[str, str], set[int]] = defaultdict(set)

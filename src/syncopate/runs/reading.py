@@ -79,7 +79,7 @@ def read(
     Args:
         sources: any of them.
         last: how many iterations of a run to read, the last ones.
-        table: what tables call their columns and kinds.
+        table: headings and kinds of tables, such as ``("rank=gpu,start=t0:us", "push=SYNC")``.
         every: of many ranks that do the same, whether to look at every one.
         progress: called with what is read and the fraction done.
 
@@ -119,7 +119,7 @@ def read(
 
 
 def _few(timeline: Timeline, every: bool, name: str) -> Recorded:
-    """Return a timeline, of many alike ranks with some, and the remarks on it."""
+    """Return a timeline, with some of many ranks that do the same, and the remarks on it."""
     said = timeline.metadata.items()
     remarks = tuple(text for key, text in said if key.startswith(foreign.NOTE))
     if every:
@@ -134,7 +134,7 @@ def _few(timeline: Timeline, every: bool, name: str) -> Recorded:
 
 
 def opened(kind: type[A], artifact: A | str | os.PathLike[str] | None) -> A | None:
-    """Return an artefact, of which its file may be given.
+    """Return an artefact, read from its file where a path is given.
 
     Raises:
         ArtifactError: the file is none of that kind.
@@ -165,7 +165,7 @@ def latest(found: Recorded, last: int) -> Recorded:
 
 
 def of_those_there(timeline: Timeline) -> tuple[Timeline, tuple[int, ...]]:
-    """Return a timeline of the ranks that have spans alone, numbered from 0, and these ranks.
+    """Return a timeline of those ranks that have spans, renumbered from 0, and their ranks.
 
     A few ranks of a large job say something of themselves and of each other, and nothing of the
     others. Stages of a pipeline wait for each other, so all those of theirs are there, too.

@@ -129,7 +129,7 @@ def replay(
             need none.
         recorded_servers: how many parameter servers it had, where it does not say it.
         last: how many iterations to play, the last ones.
-        table: what tables call their columns and kinds.
+        table: headings and kinds of tables, such as ``("rank=gpu,start=t0:us", "push=SYNC")``.
         progress: called with what is done and the fraction done.
 
     Raises:

@@ -64,7 +64,7 @@ class Watch:
 
     @property
     def waits_for(self) -> str:
-        """What a run lacks that nothing is known of, in a sentence; empty: it is there."""
+        """Why nothing is known of the run yet, in a sentence; empty: there is something."""
         where = self.directory
         if not where.exists():
             return f"{where} does not exist yet; a training with SYNCOPATE_TRACE={where} makes it"

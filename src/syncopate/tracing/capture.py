@@ -83,7 +83,7 @@ class Traced(Protocol):
         """Record finished steps, and stop."""
 
     def sample(self) -> None:
-        """Note what only grows; another thread calls it now and then."""
+        """Record counters that only grow; another thread calls it now and then."""
 
 
 class TracedNode(Protocol):
@@ -321,7 +321,7 @@ def trace(
         directory: of the run; made where it is not there.
         last: how many iterations at the end are kept whole, also in files that are not too long;
             None: as many as there is room for.
-        every: of earlier ones every so-many-th is kept, 100 where nothing is said; 0: none.
+        every: every n-th of the earlier ones is kept, 100 where nothing is said; 0: none.
         limit_bytes: what a file of this process takes at most, 256 MiB where nothing is said.
 
     Returns:
@@ -352,9 +352,9 @@ def trace(
 def pause(name: str) -> Iterator[None]:
     """Say what this rank does instead of training while the block runs; for traces alone.
 
-    `syncopate explain` then knows what the others wait for. Garbage collections are noted without,
-    and so is what ``distribute`` does in a first run to find its plan. Where nothing is captured it
-    does nothing.
+    `syncopate explain` then knows what the others wait for. Garbage collections, and what
+    ``distribute`` does in a first run to find its plan, are noted by themselves. Where nothing is
+    captured it does nothing.
 
     Args:
         name: ``"input"``, ``"garbage collection"``, ``"evaluation"``, ``"checkpoint"`` or

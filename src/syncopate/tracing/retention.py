@@ -45,7 +45,7 @@ class Retention(NamedTuple):
 
     Attributes:
         last: how many iterations at the end are kept whole; None: as many as there is room for.
-        every: of earlier ones every so-many-th is kept; 0: none of them.
+        every: every n-th of the earlier ones is kept; 0: none of them.
         limit_bytes: what a file of a rank takes on the disk at most.
     """
 

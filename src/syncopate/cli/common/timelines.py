@@ -44,7 +44,7 @@ def read_recorded(
     Args:
         files: of a run, a timeline, or one of each rank.
         last: how many iterations of a run to read, the last ones.
-        table: what tables call their columns and kinds.
+        table: headings and kinds of tables, such as ``("rank=gpu,start=t0:us", "push=SYNC")``.
         every: of many ranks that do the same, whether to look at every one.
         of_timelines: whether ``last`` counts of timelines too.
 

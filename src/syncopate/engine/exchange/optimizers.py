@@ -28,7 +28,7 @@ def declare_optimizer(optimizer_class: type[torch.optim.Optimizer], shards: str)
     """Say how an optimizer's work may be spread over ranks.
 
     Args:
-        optimizer_class: the class; heirs that override nothing but ``__init__`` are meant too.
+        optimizer_class: the class; subclasses that override nothing but ``__init__`` are meant too.
         shards: ``"element"`` where each element is updated from its own gradient and state alone,
             ``"tensor"`` where the whole tensor is looked at, as by LAMB or LARS.
 
@@ -72,7 +72,7 @@ def updates_as(one: type, known: type) -> bool:
 
 
 def changed_from(one: type, known: type) -> set[str]:
-    """Return the names that the class ``one``, an heir of ``known``, has of its own."""
+    """Return the names that the class ``one``, a subclass of ``known``, has of its own."""
     heirs = [heir for heir in one.__mro__ if heir not in known.__mro__]
     changed = set(chain.from_iterable(map(vars, heirs))) - _HARMLESS
     if step_of(one) is step_of(known):

@@ -110,8 +110,8 @@ def against_plan(evidence: Evidence) -> dict[str, Any]:
     """
     sent, count, _ = alike(evidence.timeline)
     bounds = iteration_bounds(evidence.timeline)
-    came = _courses([one for one in sent if one.iteration in bounds], bounds)
-    expected: dict[tuple[str, str], _Course] = {}
+    came = _bars([one for one in sent if one.iteration in bounds], bounds)
+    expected: dict[tuple[str, str], _Bar] = {}
     if evidence.expected is not None:
         expected = _played(evidence.expected)
     rows = []
@@ -147,8 +147,8 @@ def against_plan(evidence: Evidence) -> dict[str, Any]:
 _ROWS = 40
 
 
-class _Course:
-    """When the messages of one name began and ended, in the mean, from their iterations' begin."""
+class _Bar:
+    """The bar of all messages of one name: median begin and duration within an iteration."""
 
     def __init__(self, found: Sequence[Message], begins_s: Mapping[int, float]) -> None:
         self.nbytes = found[0].nbytes
@@ -163,18 +163,18 @@ class _Course:
         return {"left": left, "width": 100 * self.lasts_s / longest_s}
 
 
-def _courses(
+def _bars(
     sent: Iterable[Message], bounds: Mapping[int, tuple[float, float]]
-) -> dict[tuple[str, str], _Course]:
+) -> dict[tuple[str, str], _Bar]:
     groups: dict[tuple[str, str], list[Message]] = defaultdict(list)
     for one in sent:
         groups[one.lane, one.name].append(one)
     begins_s = {number: begin_s for number, (begin_s, _) in bounds.items()}
-    return {key: _Course(found, begins_s) for key, found in groups.items()}
+    return {key: _Bar(found, begins_s) for key, found in groups.items()}
 
 
-def _played(timeline: Timeline) -> dict[tuple[str, str], _Course]:
-    """Return the courses of a played timeline; its last iterations stand for all."""
+def _played(timeline: Timeline) -> dict[tuple[str, str], _Bar]:
+    """Return the bars of a played timeline; its last iterations stand for all."""
     bounds = iteration_bounds(timeline)
     last = sorted(bounds)[1:] or sorted(bounds)
-    return _courses([one for one in messages(timeline) if one.iteration in last], bounds)
+    return _bars([one for one in messages(timeline) if one.iteration in last], bounds)

@@ -1,1 +1,1 @@
-"""Rules: decisions in the words of other libraries, which choose algorithms by them."""
+"""Rules: decisions as files by which other libraries choose their algorithms."""

@@ -1,4 +1,4 @@
-"""Counterparts: decisions in the words of another library, and what of them it has no words for.
+"""Counterparts: decisions by another library's names, and those that it cannot express.
 
 Another library has some of our algorithms and not others. Where the best of ours has a counterpart
 there, that is the rule. Where it has none, the best of those with a counterpart is, if there are at
@@ -45,7 +45,7 @@ class Counterparts:
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule, in the other library's words.
+    """One rule, by the other library's names.
 
     Attributes:
         collective: its name there.
@@ -74,7 +74,7 @@ class RuleFile:
 def rules_and_notes(
     library: str, table: DecisionTable, known: Iterable[Counterparts], restrict: Restrict
 ) -> tuple[list[Rule], list[str]]:
-    """Translate decisions into the words of a library.
+    """Translate decisions into rules by a library's names.
 
     Args:
         library: its name, for the notes.
