@@ -132,7 +132,7 @@ def _states(optimizer: Optimizer) -> list[OwnedState]:
     """Return where the state of ``optimizer`` may be in pieces, on every rank in this order."""
     engines = [engine() for engine in _trained_by.get(optimizer, ())]
     exchanges = [engine.exchange for engine in engines if engine is not None]
-    states = [exchange.state for exchange in exchanges if exchange is not None]
+    states = [exchange.update.state for exchange in exchanges if exchange is not None]
     return [state for state in states if state is not None]
 
 

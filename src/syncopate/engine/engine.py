@@ -118,7 +118,7 @@ class Engine:
     @property
     def spread(self) -> bool:
         """Whether each rank updates a part of the weights."""
-        return self.exchange is not None and self.exchange.state is not None
+        return self.exchange is not None and self.exchange.update.state is not None
 
     @property
     def tensors(self) -> tuple[tuple[str, int, str], ...]:

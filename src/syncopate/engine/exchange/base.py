@@ -28,7 +28,6 @@ from syncopate.engine.buckets import BucketBuffers
 from syncopate.engine.exchange.layout import Layout
 from syncopate.engine.exchange.parts import Row, Stepped
 from syncopate.engine.exchange.push.gathering import Gathering
-from syncopate.engine.exchange.update.optimizer_state import OwnedState
 from syncopate.engine.trailer import Note, Said
 
 
@@ -63,11 +62,6 @@ class Exchange:
         self.pull = row.pull(layout)
         self.model_buffers = row.buffers(layout)
         self.local = row.local(layout)
-
-    @property
-    def state(self) -> OwnedState | None:
-        """The state of optimizers, where each rank has its own part of it."""
-        return self.update.state
 
     # -- forward --------------------------------------------------------------------------------
 
