@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import pickle
 import re
 from functools import partial
 from pathlib import Path
@@ -144,8 +145,13 @@ def _pieces_are_no_state(rank: int, folder: str) -> None:
         train(model, optimizer, rank, [0], plain=False)
         with pytest.raises(EngineError, match=CALL):
             optimizer.state_dict()
+        for copied in (copy.deepcopy, pickle.dumps):
+            with pytest.raises(EngineError, match=r"Copy or pickle it inside .*whole_state"):
+                copied(optimizer)
         with model.syncopate.whole_state(optimizer):
             whole = copy.deepcopy(optimizer.state_dict())
+            for again in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+                assert_same(again.state_dict(), whole, exchange, exact=True)
             with model.syncopate.whole_state(optimizer):
                 pass
             loss_of(model, rank, 1).backward()

@@ -212,11 +212,25 @@ class SeenState(defaultdict[Any, Any]):
 
     __copy__ = copy
 
+    def _complete(self) -> Any:
+        """Return a plain one with the same entries, where none is spread over the ranks.
+
+        A copy would have this rank's pieces, which no parameter of a copied optimizer is.
+        """
+        plain = self._looked()
+        if any(owner.mark in plain for owner in self.owners):
+            raise EngineError(
+                f"this rank holds the state of its own parts of the parameters alone, so a copy of "
+                f"{self._kind} would train on without it. Copy or pickle it inside `with "
+                "model.syncopate.whole_state(optimizer):`, which every rank enters"
+            )
+        return defaultdict(dict, plain)
+
     def __deepcopy__(self, memo: Any) -> Any:
-        return copy_module.deepcopy(self.copy(), memo)
+        return copy_module.deepcopy(self._complete(), memo)
 
     def __reduce__(self) -> Any:
-        return self.copy().__reduce__()
+        return self._complete().__reduce__()
 
 
 def raw_state(optimizer: Optimizer) -> Any:
