@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import os
 import threading
 import time
 import weakref
@@ -40,7 +41,9 @@ _LET_GO_S = 0.1
 """How much longer, for threads that are not ours."""
 
 _started: weakref.WeakSet[Channel] = weakref.WeakSet()
-"""Channels with a thread."""
+"""Channels with a thread; a forked child has none."""
+
+os.register_at_fork(after_in_child=_started.clear)
 
 
 class Channel:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import io
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -136,10 +138,42 @@ def parts_of_the_job(rank: int, world_size: int) -> dict[str, int]:
     return still_held(before)
 
 
+def children(rank: int, world_size: int) -> list[float]:
+    """Return sums after children of rank 1, one that raises and one that drops its copy of it."""
+    communicator = Communicator(timeout_s=30)
+    sums = []
+    for raises in (True, False):
+        if rank == 1:
+            if not (child := os.fork()):
+                with suppress(BaseException):
+                    sys.stderr = io.StringIO()
+                    if raises:  # as the interpreter does at the end of such a child
+                        sys.excepthook(RuntimeError, RuntimeError("of the child"), None)
+                    else:
+                        del communicator
+                        gc.collect()
+                os._exit(0)
+            assert os.waitpid(child, 0) == (child, 0)
+            assert communicator.detector is not None
+            assert not communicator.detector._notices.failed()
+        for algorithm in ("ring", "native"):
+            total = torch.ones(4)
+            communicator.all_reduce(total, algorithm=algorithm)
+            sums.append(total.sum().item())
+    communicator.close()
+    return sums
+
+
 def life(rank: int, world_size: int) -> dict[str, Any]:
     found = {
         case.__name__: case(rank, world_size)
-        for case in (objects_over_the_mesh, failed_starts, after_the_end, parts_of_the_job)
+        for case in (
+            objects_over_the_mesh,
+            failed_starts,
+            after_the_end,
+            parts_of_the_job,
+            children,
+        )
     }
     dist.barrier()
     return found
@@ -165,3 +199,7 @@ def test_a_closed_communicator_refuses_every_call(lives: list[dict[str, Any]]) -
 
 def test_groups_of_parts_of_the_job_leave_nothing_behind(lives: list[dict[str, Any]]) -> None:
     assert [found["parts_of_the_job"] for found in lives] == [{}] * 3
+
+
+def test_a_forked_child_ends_nothing_of_its_parent(lives: list[dict[str, Any]]) -> None:
+    assert [found["children"] for found in lives] == [[12.0] * 4] * 3

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import sys
 import threading
 import time
@@ -61,6 +62,7 @@ class FailureDetector:
         self._groups = [runner.group for runner in runners]
         self._further = tuple(runner.interrupt for runner in runners)
         self._gloo = set(transport.backends(group).values()) == {"gloo"}
+        self._process = os.getpid()
         self._rank = rank
         self._world_size = world_size
         self._peers = [peer for peer in range(world_size) if peer != rank]
@@ -75,6 +77,11 @@ class FailureDetector:
         self._monitor = Monitor(self._notices, rank, self._in_flight, self._give_up, sent)
         _detectors.add(self)
         _say_uncaught()
+
+    @property
+    def here(self) -> bool:
+        """Whether this process made it; a forked child has the sockets of its parent."""
+        return os.getpid() == self._process
 
     @property
     def expected(self) -> Cluster | None:
@@ -323,7 +330,7 @@ def _say_uncaught() -> None:
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if isinstance(error, Exception):
-            for detector in list(_detectors):
+            for detector in [one for one in list(_detectors) if one.here]:
                 with suppress(Exception):  # the user's own error must be shown
                     detector.say_ended(error)
         previous(kind, error, trace)
