@@ -14,7 +14,7 @@ from syncopate.units import MIB
 from tests.children import HANGS_S
 from tests.multiprocess.paramserver import test_store as case
 from tests.multiprocess.paramserver.servers import CALM, LocalServers, wait_for
-from tests.multiprocess.paramserver.test_loss import step_on, train_on
+from tests.multiprocess.paramserver.test_loss import train_on, train_until
 from tests.scripts import scripts
 
 FRAMES = 3000
@@ -33,21 +33,6 @@ def stranger(context, address):
     socket.linger = 0
     socket.connect(address)
     return socket
-
-
-def train_until(store, folder, steps):
-    """Train; take the second half of the steps when the test has done what it does meanwhile.
-
-    A test that is late on a busy machine would find the job over.
-    """
-    tensors = case.weights()
-    store.init(tensors)
-    for step in range(steps):
-        if step == steps // 2:
-            wait_for((folder / "done").exists)
-        step_on(store, tensors, step)
-        (folder / f"{store.rank}-{step}").touch()
-    return tensors
 
 
 def test_nonsense_leaves_everybody_serving(tmp_path):
