@@ -191,8 +191,8 @@ def play_period(
         played_k = _PLAYED + k % 2
         shorter = structs.replace(delay, k=played_k, warm_up=None)
         found = play_period(workload, traffic, shorter, interference)
-        periods = (found[at : at + played_k] for at in range(0, len(found), played_k))
-        return tuple(one for period in periods for one in _lengthened(period, k))
+        several = (found[at : at + played_k] for at in range(0, len(found), played_k))
+        return tuple(one for period in several for one in _lengthened(period, k))
     if not (traffic.served or _ends_behind(workload, traffic, delay)):
         return _played(workload, traffic, interference, k, pulls_first=True, delay=delay)
     before: tuple[Iteration, ...] = ()
