@@ -125,14 +125,14 @@ def _turns(trace: RankTrace) -> dict[int, tuple[int, int]]:
     for work in trace.work:
         if work.lane == "update":
             number = iteration_of(trace, work)
-            steps[number] = max(steps.get(number, 0), work.start_ns)
+            steps[number] = max(steps.get(number, work.start_ns), work.start_ns)
     last: dict[int, int] = {}
     everybody = _everybody(trace)
     for launch in trace.launches:
         if launch.collective in OF_ALL_RANKS and launch.group.key == everybody:
-            number = iteration_of(trace, launch)
-            if launch.start_ns <= steps.get(number, 0):
-                last[number] = max(last.get(number, 0), launch.start_ns)
+            number, at_ns = iteration_of(trace, launch), launch.start_ns
+            if number in steps and at_ns <= steps[number]:
+                last[number] = max(last.get(number, at_ns), at_ns)
     return {number: (last[number], steps[number]) for number in last}
 
 

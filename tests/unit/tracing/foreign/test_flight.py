@@ -139,6 +139,13 @@ def test_a_missing_rank_is_said(tmp_path):
     assert any("ranks 2 and 3 have no file" in note for note in notes(timeline))
 
 
+def test_a_collective_without_a_time_is_no_step(tmp_path):
+    entries = _training()
+    entries[4]["time_created_ns"] = 0
+    timeline = read_timeline(write(tmp_path, "fr-", [dump(_training()), dump(entries)]))
+    assert timeline.world_size == 2
+
+
 def test_what_is_no_dump_is_refused(tmp_path):
     path = tmp_path / "dump.json"
     path.write_text(json.dumps(dump(_training())))
