@@ -23,9 +23,9 @@ from syncopate.collectives.store import Store
 from syncopate.delay import Delay, LocalSGD
 from syncopate.engine.checks.agreement import Checks, T, agree
 from syncopate.engine.checks.connect import require_process_group
-from syncopate.engine.checks.soundness import Given, checks
+from syncopate.engine.checks.soundness import Given, checks, require_plain
 from syncopate.engine.engine import Engine
-from syncopate.engine.model.module import attach
+from syncopate.engine.model.module import DistributedModule, attach
 from syncopate.engine.model.ownership import adopt
 from syncopate.engine.model.state import Buffers, broadcast_tensors
 from syncopate.engine.published import publish_if_asked
@@ -215,6 +215,8 @@ def _built(
 ) -> tuple[Engine, Sequence[str]]:
     """Check everything and make all ranks alike; return the engine and every rank's host."""
     require_process_group(model, timeout_s)
+    if isinstance(model, DistributedModule):
+        require_plain("", model)  # at once: other ranks may be in a collective of it
     # One channel until it is known that all ranks ask for the same number of them.
     communicator = Communicator(group, timeout_s=timeout_s)
     try:

@@ -19,7 +19,7 @@ and launched its pulls. It does so before its next forward, step or other collec
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch.optim import Optimizer
@@ -165,11 +165,18 @@ class Exchange:
         return self.local.local_state()
 
     def leave(self) -> None:
-        """Give parameters and optimizers back as without the exchange; all ranks call it."""
-        with self.layout.ending:
-            self._make_up()
-            self.update.put_back()
-            self.local.leave()
-            self.pull.ready()
-            self.update.leave()
-            self.pull.leave()
+        """Give parameters and optimizers back as without the exchange; all ranks call it.
+
+        Where a rank is lost, what asks no other rank is done all the same.
+        """
+        steps = (
+            self._make_up,
+            self.update.put_back,
+            self.local.leave,
+            self.pull.ready,
+            self.update.leave,
+            self.pull.leave,
+        )
+        with self.layout.ending, ExitStack() as stack:
+            for step in reversed(steps):
+                stack.callback(step)

@@ -166,6 +166,10 @@ class PulledAverages(Pull):
         """Wait for all flights."""
         self._flights.ready()
 
+    def leave(self) -> None:
+        """Let go of flights that never come."""
+        self._flights.drop()
+
 
 @torch.no_grad()
 def _narrowed(averaging: Averaging, own: Tensor) -> None:

@@ -104,6 +104,17 @@ class Flights:
         for key in list(self._under_way):
             self.arrive(key)
 
+    def drop(self) -> None:
+        """Let go of gradients that never come, because a rank is lost."""
+        with self.lock:
+            for flight in self._under_way.values():
+                awaited = {id(gradient) for gradient in flight.awaited}
+                weights.release(flight.awaited)
+                for trainable in flight.part.trainables:
+                    if id(trainable.parameter.grad) in awaited:
+                        trainable.parameter.grad = None
+            self._under_way = {}
+
     @torch.no_grad()
     def arrive(self, key: int) -> None:
         """Wait for a flight, and do what is to be done then; once, in any thread."""

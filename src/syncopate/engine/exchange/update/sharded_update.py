@@ -178,10 +178,12 @@ class PieceUpdate(Update):
 
     def leave(self) -> None:
         """Give optimizers whole state, and parameters no partial gradients."""
-        self.state.make_all_whole()
-        for parameter in (trainable.parameter for trainable in self._layout.trainables):
-            if isinstance(parameter.grad, PartialGradient):
-                parameter.grad = None
+        try:
+            self.state.make_all_whole()
+        finally:
+            for parameter in (trainable.parameter for trainable in self._layout.trainables):
+                if isinstance(parameter.grad, PartialGradient):
+                    parameter.grad = None
 
 
 def _require_whole_gradients(optimizer: Optimizer) -> None:
