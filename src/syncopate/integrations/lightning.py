@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy
 
 from syncopate.engine.distribute import distribute
+from syncopate.errors import SyncopateError
 
 
 class SyncopateStrategy(DDPStrategy):
@@ -68,6 +69,22 @@ class SyncopateStrategy(DDPStrategy):
     def on_train_end(self) -> None:
         """Give back a plain model and plain optimizers."""
         self._module.syncopate.detach()
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Tell the other ranks, and give back a plain model, which may be fitted again.
+
+        It has the weights of the last step. Optimizers may have lost what other ranks kept of them.
+        """
+        super().on_exception(exception)
+        engine = getattr(self._module, "syncopate", None)
+        if engine is None or not isinstance(exception, Exception):
+            return
+        with suppress(SyncopateError):
+            engine.ready()  # what this rank does not take part in any more, no rank gets
+        if (detector := engine.communicator.detector) is not None:
+            detector.say_ended(exception)
+        with suppress(SyncopateError):
+            engine.detach()
 
 
 def _closure_first(_: object, args: tuple[Any, ...], options: dict[str, Any]) -> Any:

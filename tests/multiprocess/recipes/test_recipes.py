@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import syncopate
 from syncopate.engine import distribute as distributing
-from syncopate.errors import EngineError
+from syncopate.errors import EngineError, SyncopateError
 from tests.multiprocess.engine.cases import TIMEOUT_S, plan_of
 from tests.multiprocess.harness import run_ranks
 from tests.multiprocess.recipes.frameworks import (
@@ -277,6 +277,51 @@ def with_lightning(rank: int, world_size: int, folder: Path) -> None:
         for saved, by in ((exchange, "ddp"), ("ddp", SyncopateStrategy(plan=plan))):
             resumed, _ = fitted("resumed", by, ckpt_path=folder / saved / "epoch=0.ckpt")
             close(weights_of(resumed), expected)
+
+
+def fails_in_lightning(rank: int, world_size: int, folder: Path) -> None:
+    launched(rank, world_size, folder)
+    import lightning.pytorch as pl  # noqa: PLC0415 - only ranks need it
+
+    from syncopate.integrations import SyncopateStrategy  # noqa: PLC0415 - loads Lightning
+
+    def fit(model: Any, exchange: str) -> None:
+        plan = plan_of(model, world_size, exchange=exchange)
+        pl.Trainer(
+            strategy=SyncopateStrategy(plan=plan, timeout_s=TIMEOUT_S),
+            accelerator="cpu",
+            devices=world_size,
+            max_epochs=1,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        ).fit(model)
+
+    for exchange in ("allreduce", "decoupled", "sharded"):
+        for failing in ((1,), range(world_size)):
+            model = lightning_classifier()
+
+            def fail(module: Any, _: Any, failing: Any = failing) -> None:
+                if module.calls == 2 and rank in failing:
+                    raise ValueError("some bug")
+
+            hook = model.register_forward_pre_hook(fail)
+            if rank in failing:
+                error = pytest.raises(ValueError, match="some bug")
+            else:
+                error = pytest.raises(SyncopateError, match=r"rank 1.*ValueError: some bug")
+            with error:
+                fit(model, exchange)
+            assert not hasattr(model, "syncopate")
+            hook.remove()
+            fit(model, exchange)
+            close(weights_of(model), weights_of(model))
+
+
+@needs("lightning")
+def test_a_model_whose_fit_by_lightning_failed_is_fitted_again(tmp_path: Path) -> None:
+    run_ranks(fails_in_lightning, RANKS, tmp_path)
 
 
 @needs("lightning")
