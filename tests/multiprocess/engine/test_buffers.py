@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.ao.quantization import MinMaxObserver, PerChannelMinMaxObserver
+from torch.nn.utils import prune
 
+from syncopate.artifacts.plan import ALLREDUCE, SHARDED
 from syncopate.engine.distribute import distribute
 from tests.multiprocess.engine.cases import (
     TIMEOUT_S,
+    Pair,
     buffers_of_a_forward,
     data,
     identical_everywhere,
+    mlp,
     plan_of,
     run_cases,
 )
@@ -229,6 +234,27 @@ def _first_buffer(rank: int) -> None:
     model.syncopate.detach()
 
 
+def _come_and_go(rank: int) -> None:
+    """Masks of pruning come between steps, on every rank, and go, as under DDP."""
+    for exchange in (ALLREDUCE, SHARDED):
+        pair = Pair(rank, mlp, plan=partial(plan_of, exchange=exchange))
+        for number, change in enumerate(
+            (
+                lambda layers: prune.l1_unstructured(layers[0], "weight", 0.3),
+                lambda layers: prune.l1_unstructured(layers[3], "bias", 2),
+                lambda layers: prune.remove(layers[0], "weight"),
+                lambda layers: prune.l1_unstructured(layers[0], "weight", 3),
+            )
+        ):
+            pair.run(lambda model, optimizer, n=number: _step(model, optimizer, rank, n))
+            for model in (pair.reference.module, pair.model):
+                change(model)
+            pair.run(lambda model, optimizer, n=number: _step(model, optimizer, rank, 10 + n))
+            pair.check()
+            assert list(pair.model.state_dict()) == list(pair.reference.module.state_dict())
+        pair.close()
+
+
 def _what_it_costs(rank: int) -> None:
     model, optimizer = _trained(_Witness())
     communicator = model.syncopate.communicator
@@ -328,6 +354,7 @@ CASES = (
     _forms,
     _observers,
     _first_buffer,
+    _come_and_go,
     _what_it_costs,
 )
 
