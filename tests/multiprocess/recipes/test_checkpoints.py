@@ -43,7 +43,7 @@ RESUMED = (
 )
 """The run that wrote a checkpoint, and the run that goes on from it."""
 PASSES_S = 20.0
-"""A time limit that passes."""
+"""A time limit that passes: rank 1 waits for it where rank 0 refuses to save."""
 
 CALL = r"On every rank call model\.syncopate\.state_dict\(optimizer\)"
 
@@ -216,9 +216,7 @@ def saves_by_trainer(rank: int, world_size: int, folder: Path) -> None:
             **given,
         )
         model = Classifier()
-        # Where rank 0 refuses to save, rank 1 waits for it until this limit has passed.
-        waits = given.get("save_only_model") is False
-        shown = options(name, model, PASSES_S if waits else TIMEOUT_S)
+        shown = options(name, model, PASSES_S if "save_only_model" in given else TIMEOUT_S)
         kind = partial(SyncopateTrainer, distribute_options=shown)
         trainer = (Trainer if name == DDP else kind)(
             model=model, args=arguments, train_dataset=samples, eval_dataset=samples
