@@ -43,7 +43,7 @@ RESUMED = (
 )
 """The run that wrote a checkpoint, and the run that goes on from it."""
 PASSES_S = 20.0
-"""A time limit that passes: rank 1 waits for it where rank 0 refuses to save."""
+"""A time limit that passes: rank 1 waits for rank 0, which refuses to save."""
 
 CALL = r"On every rank call model\.syncopate\.state_dict\(optimizer\)"
 
@@ -216,7 +216,7 @@ def saves_by_trainer(rank: int, world_size: int, folder: Path) -> None:
             **given,
         )
         model = Classifier()
-        shown = options(name, model, PASSES_S if "save_only_model" in given else TIMEOUT_S)
+        shown = options(name, model, TIMEOUT_S if given.get("save_only_model", True) else PASSES_S)
         kind = partial(SyncopateTrainer, distribute_options=shown)
         trainer = (Trainer if name == DDP else kind)(
             model=model, args=arguments, train_dataset=samples, eval_dataset=samples
