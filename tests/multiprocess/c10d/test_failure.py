@@ -18,11 +18,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from syncopate.errors import CollectiveError
+from tests.children import HANGS_S
 from tests.multiprocess.harness import run_ranks
 
 BACKEND = "cpu:syncopate"
 CULPRIT = 2
-SOON_S = 30.0
+SOON_S = HANGS_S / 10
 """Far below the groups' limit, on a machine that others load too."""
 
 

@@ -12,12 +12,11 @@ import torch.distributed as dist
 
 from syncopate.collectives import Communicator
 from syncopate.errors import InvalidValueError
-from tests.children import run_script
+from tests.children import HANGS_S, run_script
 from tests.multiprocess.collectives.test_life import held, still_held
 from tests.multiprocess.harness import Cases, run_ranks
 
 BACKEND = "cpu:syncopate"
-LONG_S = 20.0
 
 
 def works(rank: int, size: int) -> None:
@@ -68,7 +67,7 @@ def callbacks_and_queue(rank: int, size: int) -> None:
     tensor = torch.full((3,), 10.0)
     first = dist.all_reduce(torch.ones(3), async_op=True).get_future().then(again)
     if not last:
-        assert began.wait(LONG_S)
+        assert began.wait(HANGS_S)
     second = dist.all_reduce(tensor, async_op=True)
     if last:
         store.set("the last rank has queued", "")

@@ -12,7 +12,6 @@ import pytest
 from tests import children
 
 EXAMPLE = children.REPOSITORY / "examples" / "resume.py"
-LIMIT_S = 150.0
 
 
 def _train(
@@ -29,7 +28,7 @@ def _train(
         ),
         capture_output=True,
         text=True,
-        timeout=LIMIT_S,
+        timeout=children.HANGS_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]

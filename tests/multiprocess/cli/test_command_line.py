@@ -16,10 +16,8 @@ import pytest
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import Plan
 from syncopate.artifacts.workload import Workload
-from tests.children import environment
+from tests.children import HANGS_S, environment
 from tests.unit import examples
-
-LIMIT_S = 150
 
 
 def _syncopate(line: str, folder: Path, *launcher: str) -> subprocess.CompletedProcess[str]:
@@ -31,7 +29,7 @@ def _syncopate(line: str, folder: Path, *launcher: str) -> subprocess.CompletedP
         text=True,
         cwd=folder,
         env=environment(),
-        timeout=LIMIT_S,
+        timeout=HANGS_S,
     )
 
 
@@ -110,7 +108,7 @@ def test_an_interrupt_ends_all_ranks(tmp_path, number, whole_group, code):
     try:
         ranks = [_pid(tmp_path / f"waiting.{rank}") for rank in range(2)]
         (os.killpg if whole_group else os.kill)(process.pid, number)
-        out, err = process.communicate(timeout=LIMIT_S)
+        out, err = process.communicate(timeout=HANGS_S)
     finally:
         process.kill()
     assert process.returncode == code
@@ -121,7 +119,7 @@ def test_an_interrupt_ends_all_ranks(tmp_path, number, whole_group, code):
 
 
 def _pid(path: Path) -> int:
-    deadline = time.monotonic() + LIMIT_S
+    deadline = time.monotonic() + HANGS_S
     while not (path.exists() and path.read_text()):
         assert time.monotonic() < deadline, f"{path.name} never came"
         time.sleep(0.05)

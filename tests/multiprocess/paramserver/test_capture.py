@@ -20,9 +20,8 @@ from syncopate.tracing.run import Run, read_run
 from syncopate.tracing.served.node_offsets import pairs
 from syncopate.tracing.served.rows import Wired
 from syncopate.tracing.served.to_dlc import NodeTrace, dlc_files, dlc_traces
-from tests.children import environment
+from tests.children import HANGS_S, environment
 
-LIMIT_S = 200.0
 STEPS = 6
 LR = 0.125
 
@@ -106,7 +105,7 @@ def captured(folder: Path, script: str, *options: object) -> Run:
         env=environment(**{VARIABLE: str(folder / "run")}),
         capture_output=True,
         text=True,
-        timeout=LIMIT_S,
+        timeout=HANGS_S,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr

@@ -17,7 +17,7 @@ from tests.children import HANGS_S, REPOSITORY, environment
 from tests.multiprocess.paramserver.servers import wait_for
 
 MARK = "SYNCOPATE_TEST_MARK"
-LIMIT_S = 200.0
+LIMIT_S = HANGS_S / 2
 """Bound on any command here; in fact some seconds, on a machine that others load too."""
 
 TRAIN = """

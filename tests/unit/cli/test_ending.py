@@ -24,6 +24,7 @@ from syncopate.errors import ArtifactError
 from syncopate.planning.planner import compared
 from syncopate.reports.bench import ENDED
 from tests.children import run_script
+from tests.clock import set_clock
 from tests.unit import examples
 
 
@@ -46,7 +47,7 @@ def test_the_first_signal_ends_the_work_and_those_that_follow_soon_change_nothin
 
 def test_a_signal_that_comes_later_is_another_wish(monkeypatch) -> None:
     now_s = [100.0]
-    monkeypatch.setattr(endings.time, "monotonic", lambda: now_s[0])
+    set_clock(monkeypatch, endings.__name__, monotonic=lambda: now_s[0])
     with ended_once():
         with pytest.raises(EndedError):
             signal.raise_signal(signal.SIGTERM)
