@@ -349,7 +349,7 @@ def test_a_rank_that_dies_between_averages_is_named() -> None:
     for rank in (0, 2):
         assert re.search(r"rank 1 (\(\S+\) )?was lost", results[rank]["text"])
         assert 4 <= results[rank]["num"] <= 6  # the next average, at the latest
-        assert results[rank]["took_s"] < TIMEOUT_S / 5  # long before the time limit
+        assert results[rank]["took_s"] < 20.0  # long before the time limit
 
 
 def refusals(rank: int, world_size: int) -> None:
