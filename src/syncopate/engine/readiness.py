@@ -21,8 +21,8 @@ end is the real one.
 [Note: A backward that raises]
 The other ranks launch all their buckets and wait. The failed rank notices at its next forward (or
 backward), and launches the remaining buckets, marked as failed. So all ranks stay in step; the
-others raise an error that names it, and no rank steps on half a gradient. After a forward that is
-refused on one rank alone, that rank runs the collectives of the step in the same way.
+others raise an error that names it, and no rank steps on half a gradient: those of the failed rank
+are zero then. After a forward that is refused on one rank alone, that rank does the same.
 """
 
 from __future__ import annotations
@@ -403,6 +403,7 @@ class Readiness:
         while self._next < len(self._buckets):
             self._push(self._buckets[self._next], failed=True, empty=True)
         self._settle_alone(failed=True)
+        self.exchange.zero()  # sums came over what the script may have set to zero since
 
     def _settle_alone(self, *, failed: bool = False) -> None:
         """Wait for an exchange whose averages this rank does not need."""

@@ -122,6 +122,12 @@ class Exchange:
         self.gradients.averaged()
         return said
 
+    def zero(self) -> None:
+        """Set all gradients to zero, once those are here that are on their way."""
+        self.pull.ready()
+        for gradient in self.layout.grads:
+            gradient.zero_()
+
     def finish(self) -> None:
         """Wait for the work that a step left behind it."""
         self._push.finish()
