@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import prune
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -468,23 +467,6 @@ def _conversions(rank: int, exchange: str) -> None:
     pair.model.double()
 
 
-def _buffers_that_come_and_go(rank: int, exchange: str) -> None:
-    """Masks of pruning come between steps, on every rank, and go."""
-    pair = pair_of(rank, exchange)
-    for change in (
-        lambda layers: prune.l1_unstructured(layers[0], "weight", 0.3),
-        lambda layers: prune.l1_unstructured(layers[3], "bias", 2),
-        lambda layers: prune.remove(layers[0], "weight"),
-        lambda layers: prune.l1_unstructured(layers[0], "weight", 3),
-    ):
-        trains(pair, rank, 1)
-        for model in (pair.reference.module, pair.model):
-            change(model)
-        trains(pair, rank, 1)
-        assert list(pair.model.state_dict()) == list(pair.reference.module.state_dict())
-    pair.close()
-
-
 CASES = {
     case.__name__.strip("_"): case
     for case in (
@@ -500,7 +482,6 @@ CASES = {
         _traces_and_transforms,
         _gradients_scaled_through_data,
         _conversions,
-        _buffers_that_come_and_go,
     )
 }
 
