@@ -32,6 +32,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -39,13 +40,15 @@ from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.level import unit_counts
 from syncopate.artifacts.plan import SERVED, Bucket
 from syncopate.artifacts.workload import Workload
-from syncopate.costs.model.functions import Costs
 from syncopate.costs.model.remembered import remembered
 from syncopate.costs.schedule.links import Machines
 from syncopate.errors import InvalidValueError, PredictionError
 from syncopate.recipe import ROOTED, SERVERS
 from syncopate.schedules.conditions import Place, conditions
 from syncopate.units import MIB, format_seconds
+
+if TYPE_CHECKING:  # it loads scipy, which no rank needs
+    from syncopate.costs.model.functions import Costs
 
 FASTER = 0.1
 """A measured collective contradicts the rate of the links if it is faster by this share."""
