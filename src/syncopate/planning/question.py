@@ -21,6 +21,7 @@ from syncopate.artifacts.plan import (
     pulled_in,
 )
 from syncopate.artifacts.workload import Workload
+from syncopate.costs.flows.curve import Asked
 from syncopate.costs.model.bound import plan_bound_s, require_possible
 from syncopate.costs.model.functions import Costs, Envelope
 from syncopate.costs.model.training import (
@@ -36,7 +37,7 @@ from syncopate.simulation.delay import predict_delayed
 from syncopate.simulation.fsdp.predict import predict_units
 from syncopate.simulation.iteration import play_traffic
 from syncopate.simulation.local_sgd import predict_averaged
-from syncopate.simulation.traffic import bytes_by_dtype, traffic_of
+from syncopate.simulation.traffic import bytes_by_dtype, message_sizes, traffic_of
 
 
 @dataclass(frozen=True)
@@ -250,7 +251,9 @@ def predict(
         return predict_averaged(workload, plan, cluster, costs)
     if plan.sharding is not None:
         return predict_units(workload, plan, cluster, costs)
-    named = costs or plan_costs(cluster, workload.nbytes, plan)
+    share = wire_share(plan.wire_dtype, bytes_by_dtype(workload.tensors))
+    asked = Asked(message_sizes(workload, plan, share))
+    named = costs or plan_costs(cluster, workload.nbytes, plan, asked)
     question = question_of(workload, cluster, {plan.exchange: named}, wire_dtype=plan.wire_dtype)
     draft = Draft(plan.buckets, plan.channels, plan.order, plan.pull_order, exchange=plan.exchange)
     found = question.predict(draft)

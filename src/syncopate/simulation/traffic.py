@@ -21,6 +21,7 @@ from syncopate.artifacts.plan import (
     require_all_parts,
 )
 from syncopate.artifacts.workload import GradientTensor, Workload
+from syncopate.costs.flows.curve import Asked
 from syncopate.costs.model.functions import Costs, Envelope, startup_part_s
 from syncopate.costs.model.training import on_the_wire, plan_costs
 from syncopate.errors import PlanError, UnknownNameError
@@ -207,7 +208,9 @@ def plan_traffic(
         costs: by collective and bytes on the wire; None for those of the cluster in training.
         share: of the bytes of gradients, what goes on the wire.
     """
-    costs = costs or plan_costs(cluster, workload.nbytes, plan)
+    costs = costs or plan_costs(
+        cluster, workload.nbytes, plan, Asked(message_sizes(workload, plan, share))
+    )
     found = traffic_of(
         workload,
         plan.buckets,
@@ -219,6 +222,29 @@ def plan_traffic(
         deferred=EXCHANGES[plan.exchange].pulls_gradients,
     )
     return replace(found, behind=plan.pulled_behind)
+
+
+def message_sizes(workload: Workload, plan: Plan, share: float) -> tuple[float, ...]:
+    """Return the sizes of a plan's messages on the wire; none where weights are pulled as well.
+
+    Args:
+        workload: the model's gradients.
+        plan: of any exchange but ``fsdp``.
+        share: of the bytes of gradients, what goes on the wire.
+
+    Raises:
+        PlanError: the buckets do not hold the workload's gradients.
+    """
+    if any(bucket.pull is not None for bucket in plan.buckets):
+        return ()
+    _require_same_gradients(workload, plan.buckets)
+    by_name = {tensor.name: tensor for tensor in workload.tensors}
+    found = {
+        share * part.nbytes
+        for bucket in plan.buckets
+        for part in _equal_parts(bucket, [by_name[name] for name in bucket.tensors])
+    }
+    return tuple(sorted(found - {0.0}))
 
 
 def _update_part(buckets: Sequence[Bucket], world_size: int) -> float:

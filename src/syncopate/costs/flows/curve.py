@@ -6,7 +6,8 @@ from what a curve that bends one way can be: if that is more than ``CLOSE``, the
 meet is played next, and so on. A curve that is a maximum of a few lines is found in as many plays.
 
 Where the curve is far above that of a rival, another way to send the same, it is not used. There it
-is a guess, from which nothing is played, and the guess is far above the rival as well.
+is a guess, from which nothing is played, and the guess is far above the rival as well. What a
+traffic takes at least (:mod:`~syncopate.costs.flows.least`) says where that is so without a play.
 
 Curves may bend both ways, for messages that miss each other at one size meet at another. So a chord
 is believed only where a size between was played too, within a factor of ``_NEAR``, that came out as
@@ -24,6 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from syncopate.costs.flows.kernel import play
+from syncopate.costs.flows.least import least_seconds
 from syncopate.costs.flows.traffic import Traffic
 from syncopate.costs.model.pieces import FloatArray, Pieces
 
@@ -33,12 +35,30 @@ CLOSE = 3e-3
 FAR = 1.5
 """A curve that many times as high as its rival is far above."""
 
+
+class Asked(NamedTuple):
+    """Where a price has to be right; elsewhere it may be a guess.
+
+    Attributes:
+        sizes: in bytes; none where every size counts.
+        near: up to so many times the price of what else can be sent.
+    """
+
+    sizes: tuple[float, ...] = ()
+    near: float = FAR
+
+
+EVERYWHERE = Asked()
+"""At every size up to far above what else can be sent."""
+
 _FIRST = tuple(4.0**power for power in range(-4, 25))
 """Sizes in bytes that are played first: from less than a byte to more than any buffer."""
 _NEAR = 1.5
 """Between sizes that are farther apart messages may meet of which neither of the two tells."""
 _BESIDE = 1.02
 """What is between sizes that are closer than this is believed to be on their chord."""
+_LOOKED_AT = 17
+"""Sizes of an interval at which a curve is held against its rival."""
 _NARROW = 1.0005
 """Sizes that are closer than this are not told apart."""
 _SAME = 1e-8
@@ -48,12 +68,39 @@ class _Point(NamedTuple):
     nbytes: float
     seconds: float
     slope: float
+    guessed: bool = False
 
     def at(self, nbytes: float) -> float:
         return self.seconds + self.slope * (nbytes - self.nbytes)
 
 
-def played_pieces(several: Sequence[Traffic], rival: Pieces | None = None) -> list[Pieces]:
+class _Interval(NamedTuple):
+    """Sizes between two that are played.
+
+    Attributes:
+        number: of the traffic.
+        low: the smaller size.
+        high: the larger one.
+        byte_s: what a byte of the buffer takes at least, for all sizes up to ``high``.
+        sure: whether the curve is known to keep to its lines around there.
+    """
+
+    number: int
+    low: float
+    high: float
+    byte_s: float
+    sure: bool = False
+
+    def far(self, points: Sequence[dict[float, _Point]], rival: Pieces, near: float) -> bool:
+        """Return whether the curve is more than ``near`` times its rival all over."""
+        sizes = np.geomspace(self.low, self.high, _LOOKED_AT)
+        least_s = np.maximum(points[self.number][self.low].seconds, self.byte_s * sizes[:-1])
+        return bool((least_s > near * rival(sizes[1:])).all())
+
+
+def played_pieces(
+    several: Sequence[Traffic], rival: Pieces | None = None, near: float = FAR
+) -> list[Pieces]:
     """Return the seconds that each traffic takes, by the size of the buffer.
 
     They never fall: where a larger buffer would be through earlier, because its messages happen to
@@ -62,50 +109,76 @@ def played_pieces(several: Sequence[Traffic], rival: Pieces | None = None) -> li
     Args:
         several: the traffics.
         rival: what else can be sent; None: each size counts.
+        near: a curve that is more times as high as its rival is far above.
     """
-    busiest = [float((t.over_links(t.share) / t.rate).max()) for t in several]
-    first = [_first(byte_s, rival) for byte_s in busiest]
-    asked = [(index, nbytes) for index, sizes in enumerate(first) for nbytes in sizes]
-    points: list[dict[float, _Point]] = [{} for _ in several]
-    for (index, nbytes), point in zip(asked, _played(several, asked), strict=True):
-        points[index][nbytes] = point
+    points = [_guessed(traffic, rival) for traffic in several]
     intervals = [
-        (index, *ends, False) for index, sizes in enumerate(first) for ends in pairwise(sizes)
+        _Interval(index, low, high, _per_byte(guessed, high))
+        for index, guessed in enumerate(points)
+        for low, high in pairwise(_FIRST)
     ]
+    intervals = [one for one in intervals if rival is None or not one.far(points, rival, near)]
+    first = sorted({(one.number, nbytes) for one in intervals for nbytes in (one.low, one.high)})
+    for (index, nbytes), point in zip(first, _played(several, first), strict=True):
+        points[index][nbytes] = point
     while intervals:
         cut = []
-        for index, low, high, sure in intervals:
-            if rival is not None and points[index][low].seconds > FAR * rival.at(high):
-                continue
-            middle = _between(points[index][low], points[index][high], sure=sure)
-            if middle is not None:
-                cut.append((index, low, middle, high))
-        found = _played(several, [(index, middle) for index, _, middle, _ in cut])
+        for one in intervals:
+            known = points[one.number]
+            if rival is None or not one.far(points, rival, near):
+                middle = _between(known[one.low], known[one.high], sure=one.sure)
+                cut += [] if middle is None else [(one, middle)]
+        found = _played(several, [(one.number, middle) for one, middle in cut])
         intervals = []
-        for (index, low, middle, high), point in zip(cut, found, strict=True):
-            known = points[index]
+        for (one, middle), point in zip(cut, found, strict=True):
+            known = points[one.number]
             known[middle] = point
-            if _believed(known[low], known[high], point):
+            if _believed(known[one.low], known[one.high], point):
                 continue
-            sure = _foretold(known[low], known[high], point)
-            intervals += [(index, low, middle, sure), (index, middle, high, sure)]
-    return [
-        _joined([of[nbytes] for nbytes in sorted(of)], byte_s if len(sizes) < len(_FIRST) else 0.0)
-        for of, sizes, byte_s in zip(points, first, busiest, strict=True)
-    ]
+            sure = _foretold(known[one.low], known[one.high], point)
+            intervals += [one._replace(high=middle, sure=sure), one._replace(low=middle, sure=sure)]
+    return [_joined([of[nbytes] for nbytes in sorted(of)]) for of in points]
 
 
-def _first(byte_s: float, rival: Pieces | None) -> tuple[float, ...]:
-    """Return the sizes that are played first: up to where all that follow are far above a rival.
+def spotted_pieces(traffic: Traffic, asked: Asked, rival: Pieces | None = None) -> Pieces:
+    """Return the seconds that a traffic takes at a few sizes, and a guess between them.
 
     Args:
-        byte_s: what the busiest link takes for a byte of the buffer: no size takes less.
-        rival: what else can be sent; None: nothing.
+        traffic: the messages.
+        asked: at which sizes, each > 0; they are played, and none beside them.
+        rival: what else can be sent: a size at which the curve is far above it is a guess as well.
     """
-    if rival is None:
-        return _FIRST
-    near = [low for low, high in pairwise(_FIRST) if byte_s * low <= FAR * rival.at(high)]
-    return _FIRST[: max(_FIRST.index(near[-1]) + 2 if near else 0, 2)]
+    points = _least(traffic, sorted({_FIRST[0], *asked.sizes}))
+    played = [
+        (0, nbytes)
+        for nbytes in sorted(set(asked.sizes))
+        if rival is None or points[nbytes].seconds <= asked.near * rival.at(nbytes)
+    ]
+    points |= {point.nbytes: point for point in _played([traffic], played)}
+    return _joined([points[nbytes] for nbytes in sorted(points)])
+
+
+def _guessed(traffic: Traffic, rival: Pieces | None) -> dict[float, _Point]:
+    """Return a guess at the sizes that are played first; none where all of them will be."""
+    return {} if rival is None else _least(traffic, _FIRST)
+
+
+def _per_byte(guessed: dict[float, _Point], nbytes: float) -> float:
+    """Return what a byte takes at least in buffers of at most so many.
+
+    What a traffic takes at least is a start-up and a time for each byte, or the largest or smallest
+    of several such: a byte of a smaller buffer takes no less.
+    """
+    return guessed[nbytes].seconds / nbytes if guessed else 0.0
+
+
+def _least(traffic: Traffic, sizes: Sequence[float]) -> dict[float, _Point]:
+    """Return the least that a traffic may take, by the size; sizes ascend, and are > 0."""
+    ends = np.array([0.0, *sizes])
+    least_s = least_seconds(traffic, ends)
+    slopes = np.diff(least_s) / np.diff(ends)
+    rows = zip(sizes, least_s[1:].tolist(), slopes.tolist(), strict=True)
+    return {nbytes: _Point(nbytes, seconds, slope, guessed=True) for nbytes, seconds, slope in rows}
 
 
 def _played(several: Sequence[Traffic], asked: Sequence[tuple[int, float]]) -> list[_Point]:
@@ -185,15 +258,18 @@ def _on_chord(low: _Point, high: _Point, middle: _Point) -> bool:
     return abs(chord_s - middle.seconds) <= CLOSE * middle.seconds
 
 
-def _joined(points: Sequence[_Point], least_slope: float) -> Pieces:
+def _joined(points: Sequence[_Point]) -> Pieces:
     """Return chords between the points, and the lines of the first and the last beyond them.
 
     Args:
-        points: by ascending size, at least two.
-        least_slope: of the line beyond the last.
+        points: by ascending size, at least two. A guess among them moves no point that was played.
     """
+    highest_s = np.maximum.accumulate([point.seconds for point in points]).tolist()
+    points = [
+        point._replace(seconds=least_s) if point.guessed else point
+        for point, least_s in zip(points, highest_s, strict=True)
+    ]
     first, last = points[0], points[-1]
-    last = last._replace(slope=max(last.slope, least_slope))
     start_s = max(first.seconds - max(first.slope, 0.0) * first.nbytes, 0.0)
     sizes = np.array([0.0, *(point.nbytes for point in points)])
     # A point counts for the sizes half way to its neighbours, in logarithms.

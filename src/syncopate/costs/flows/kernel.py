@@ -78,31 +78,31 @@ def fair_rates(links: IntArray, weight: FloatArray, rate: FloatArray) -> FloatAr
     Returns:
         The rate of one of the equal flows, shape (f,).
     """
-    count, width = len(rate) + 1, links.shape[1]
+    count = len(rate) + 1
     left = np.append(rate, np.inf)
     found = np.empty(len(links))
     rest = np.arange(len(links))
-    passed, heavy = links, np.repeat(weight, width)
+    # A row for each link of a flow: to look along flows is faster than along a few columns.
+    passed = np.ascontiguousarray(links.T)
     while True:
         flat = passed.ravel()
-        flows = np.bincount(flat, heavy, count)
+        flows = np.bincount(flat, np.tile(weight, len(passed)), count)
         flows[-1] = 1.0
         each = left / np.where(flows > 0, flows, 1.0)
         offered = each[passed]
-        least = offered.min(axis=1)
-        tight = offered <= least[:, None] * (1 + _SAME)
-        full = np.bincount(flat, heavy * tight.ravel(), count) == flows
+        least = offered.min(axis=0)
+        tight = offered <= least * (1 + _SAME)
+        full = np.bincount(flat, (weight * tight).ravel(), count) == flows
         full[-1] = False
-        fixed = (full[passed] & tight).any(axis=1)
+        fixed = (full[passed] & tight).any(axis=0)
         found[rest[fixed]] = least[fixed]
         if fixed.all():
             return found
-        taken = heavy.reshape(-1, width)[fixed] * least[fixed, None]
-        left -= np.bincount(passed[fixed].ravel(), taken.ravel(), count)
+        taken = np.tile(weight[fixed] * least[fixed], len(passed))
+        left -= np.bincount(passed[:, fixed].ravel(), taken, count)
         np.maximum(left, 0.0, out=left)
         left[-1] = np.inf
-        rest, passed = rest[~fixed], passed[~fixed]
-        heavy = heavy.reshape(-1, width)[~fixed].ravel()
+        rest, passed, weight = rest[~fixed], passed[:, ~fixed], weight[~fixed]
 
 
 class _Machine:

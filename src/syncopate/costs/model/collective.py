@@ -27,6 +27,7 @@ from typing import Any
 
 from syncopate.artifacts.cluster import Cluster, CollectiveCurve
 from syncopate.artifacts.level import sizes_text
+from syncopate.costs.flows.curve import EVERYWHERE, Asked
 from syncopate.costs.flows.rails import rail_pieces
 from syncopate.costs.flows.stages import STAGED, staged_pieces
 from syncopate.costs.model.bound import LONG_BYTES, line_s_per_byte
@@ -78,7 +79,10 @@ UNMEASURED = 0.05
 
 
 def collective_costs(
-    cluster: Cluster, collective: str = "all_reduce", names: Iterable[str] | None = None
+    cluster: Cluster,
+    collective: str = "all_reduce",
+    names: Iterable[str] | None = None,
+    asked: Asked = EVERYWHERE,
 ) -> Envelope:
     """Return the costs of ``collective`` on ``cluster``, by algorithm.
 
@@ -90,17 +94,22 @@ def collective_costs(
             price is right where it is less than one and a half times that of another one: there
             they compete. One that cannot be priced there is left out. Those that are named are
             right everywhere.
+        asked: where prices have to be right: closer to another one's; or at a few sizes, where
+            named ones compete as well.
 
     Raises:
         UnknownNameError: no such collective, or an algorithm that was neither measured nor can be
             priced; ``"native"`` has no schedule and therefore no price.
         InvalidValueError: none can be priced, or not the one wanted.
     """
-    return _collective_costs(cluster, collective, None if names is None else tuple(names))
+    wanted = None if names is None else tuple(names)
+    return _collective_costs(cluster, collective, wanted, asked)
 
 
 @remembered
-def _collective_costs(cluster: Cluster, collective: str, names: tuple[str, ...] | None) -> Envelope:
+def _collective_costs(
+    cluster: Cluster, collective: str, names: tuple[str, ...] | None, asked: Asked
+) -> Envelope:
     registered = algorithms(collective, names or ())
     measured = {c.algorithm: c for c in cluster.curves if c.collective == collective}
     known = tuple(measured) or registered
@@ -109,13 +118,15 @@ def _collective_costs(cluster: Cluster, collective: str, names: tuple[str, ...] 
         known = default = tuple(dict.fromkeys((*known, *registered, NATIVE)))
     wanted = default if names is None else names
     if names is None and not measured and cluster.world_size > 1:
-        return Envelope(_competing(cluster, collective, wanted))
+        return Envelope(_competing(cluster, collective, wanted, asked))
     require_priced(cluster, collective, wanted, known)
     if cluster.world_size == 1:
         return Envelope(dict.fromkeys(wanted, FREE))
     if measured:
         curves = _curve_costs(cluster, collective)
         return Envelope({name: curves[name] for name in wanted})
+    if asked.sizes:
+        return Envelope(_competing(cluster, collective, wanted, asked, every=names is not None))
     price = partial(schedule_cost, cluster, collective)
     return Envelope(priced(wanted, price, every=names is not None))
 
@@ -179,11 +190,14 @@ def priced(
     return found
 
 
-def _competing(cluster: Cluster, collective: str, names: Sequence[str]) -> dict[str, CostFunction]:
+def _competing(
+    cluster: Cluster, collective: str, names: Sequence[str], asked: Asked, *, every: bool = False
+) -> dict[str, CostFunction]:
     """Return the prices of algorithms, each right at the sizes at which it may be the cheapest.
 
-    Those that have formulas come first, and those by levels, of which little is played: playing
-    others where they are far dearer would be of no use.
+    Where some sizes are asked for, it is right at these alone. With ``every``, an algorithm that
+    has no price is refused. Those that have formulas come first, and those by levels, of which
+    little is played: playing others where they are far dearer would be of no use.
     """
     known: dict[str, CostFunction] = {}
 
@@ -197,15 +211,15 @@ def _competing(cluster: Cluster, collective: str, names: Sequence[str]) -> dict[
         return 1 if ALGORITHMS[collective, name].hierarchical else 2
 
     def price(name: str) -> CostFunction:
-        if efforts[name] and known:
-            rival = lower_envelope([cost.pieces for cost in known.values()])
-            known[name] = _schedule_cost(cluster, collective, name, rival)
+        if efforts[name] and (known or asked.sizes):
+            rival = lower_envelope([cost.pieces for cost in known.values()]) if known else None
+            known[name] = _schedule_cost(cluster, collective, name, rival, asked)
         else:
             known[name] = schedule_cost(cluster, collective, name)
         return known[name]
 
     efforts = {name: effort(name) for name in names}
-    made = priced(sorted(names, key=efforts.__getitem__), price, every=False)
+    made = priced(sorted(names, key=efforts.__getitem__), price, every=every)
     return {name: made[name] for name in names if name in made}
 
 
@@ -291,11 +305,15 @@ def schedule_cost(cluster: Cluster, collective: str, algorithm: str) -> VariantC
 
 
 def _schedule_cost(
-    cluster: Cluster, collective: str, algorithm: str, rival: Pieces | None
+    cluster: Cluster,
+    collective: str,
+    algorithm: str,
+    rival: Pieces | None,
+    asked: Asked = EVERYWHERE,
 ) -> VariantCost:
-    """Return :func:`schedule_cost`, right where it is not far above ``rival``."""
+    """Return :func:`schedule_cost`, right where it is asked for and not far above ``rival``."""
     known = variants(cluster, collective, algorithm)
-    costs = _fixed_costs(cluster, collective, algorithm, known, rival)
+    costs = _fixed_costs(cluster, collective, algorithm, known, rival=rival, asked=asked)
     found = list(zip(known, costs, strict=True))
     return VariantCost(found, lambda options: fixed_cost(cluster, collective, algorithm, options))
 
@@ -361,7 +379,9 @@ def _fixed_costs(
     collective: str,
     algorithm: str,
     variants: Sequence[Mapping[str, Any]],
+    *,
     rival: Pieces | None = None,
+    asked: Asked = EVERYWHERE,
 ) -> list[CostFunction]:
     """Return the price of an algorithm with each of several options, as :func:`fixed_cost`."""
     found: list[CostFunction] = []
@@ -380,7 +400,7 @@ def _fixed_costs(
                 continue
             _require_few(cluster, collective, algorithm)
         schedule = build(collective, algorithm, cluster.world_size, **options)
-        found.append(CostFunction(_pieces(schedule, cluster, rival)))
+        found.append(CostFunction(_pieces(schedule, cluster, rival, asked)))
     return found
 
 
@@ -403,10 +423,15 @@ def _require_few(cluster: Cluster, collective: str, algorithm: str) -> None:
         )
 
 
-def _pieces(schedule: Schedule, cluster: Cluster, rival: Pieces | None = None) -> Pieces:
+def _pieces(
+    schedule: Schedule,
+    cluster: Cluster,
+    rival: Pieces | None = None,
+    asked: Asked = EVERYWHERE,
+) -> Pieces:
     if cluster.handling:
         return execution_cost(schedule, cluster)
-    return price_pieces(schedule, cluster, rival)
+    return price_pieces(schedule, cluster, rival, asked)
 
 
 def unequal_factor(

@@ -29,6 +29,7 @@ from contextlib import suppress
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import EXCHANGES, Plan
 from syncopate.artifacts.workload import Workload
+from syncopate.costs.flows.curve import EVERYWHERE, Asked
 from syncopate.costs.model.bound import wire_s
 from syncopate.costs.model.collective import cost_at_s
 from syncopate.costs.model.functions import Costs, Envelope
@@ -51,6 +52,7 @@ def training_costs(
     nbytes: int,
     names: tuple[str, ...] | None = None,
     collective: str = MEASURED_MOST,
+    asked: Asked = EVERYWHERE,
 ) -> Envelope:
     """Return what a collective costs in iterations that carry ``nbytes``; see the module.
 
@@ -60,12 +62,13 @@ def training_costs(
         names: the algorithms wanted; as for
             :func:`~syncopate.costs.model.collective.collective_costs`.
         collective: such as ``"reduce_scatter"``.
+        asked: as for :func:`~syncopate.costs.model.collective.collective_costs`.
 
     Raises:
         UnknownNameError: no such collective, or an algorithm that was neither measured nor can be
             priced.
     """
-    return _in_training(cluster, nbytes, alone_costs(cluster, collective, names), collective)
+    return _in_training(cluster, nbytes, alone_costs(cluster, collective, names, asked), collective)
 
 
 def _in_training(cluster: Cluster, nbytes: int, found: Envelope, collective: str) -> Envelope:
@@ -79,7 +82,11 @@ def _in_training(cluster: Cluster, nbytes: int, found: Envelope, collective: str
 
 
 def exchange_costs(
-    cluster: Cluster, nbytes: int, exchange: str, names: tuple[str, ...] | None = None
+    cluster: Cluster,
+    nbytes: int,
+    exchange: str,
+    names: tuple[str, ...] | None = None,
+    asked: Asked = EVERYWHERE,
 ) -> Costs:
     """Return the costs in training of every collective of an exchange.
 
@@ -88,6 +95,7 @@ def exchange_costs(
         nbytes: of all gradients together.
         exchange: one of ``EXCHANGES``.
         names: the algorithms wanted, the same for its collectives; by default the best.
+        asked: as for :func:`~syncopate.costs.model.collective.collective_costs`.
 
     Raises:
         UnknownNameError: no such exchange, or an algorithm that was neither measured nor can be
@@ -99,14 +107,15 @@ def exchange_costs(
     if kind.asks_servers:
         served = served_costs(cluster)
         return {n: served[n] if names is None else served[n].only(names[0]) for n in served}
-    found = {name: training_costs(cluster, nbytes, names, name) for name in kind.needed}
+    found = {name: training_costs(cluster, nbytes, names, name, asked) for name in kind.needed}
     if kind.replicated:
         with suppress(UnknownNameError):  # where it has none of these algorithms
-            found[kind.replicated] = training_costs(cluster, nbytes, names, kind.replicated)
+            costs = training_costs(cluster, nbytes, names, kind.replicated, asked)
+            found[kind.replicated] = costs
     return found
 
 
-def plan_costs(cluster: Cluster, nbytes: int, plan: Plan) -> Costs:
+def plan_costs(cluster: Cluster, nbytes: int, plan: Plan, asked: Asked = EVERYWHERE) -> Costs:
     """Return the costs in training of the algorithms that a plan names, and of no others.
 
     Where one has no price of its own, another stands in for it (:func:`stand_ins`).
@@ -115,6 +124,7 @@ def plan_costs(cluster: Cluster, nbytes: int, plan: Plan) -> Costs:
         cluster: the machines.
         nbytes: of all gradients together.
         plan: whose recipes count.
+        asked: as for :func:`~syncopate.costs.model.collective.collective_costs`.
 
     Raises:
         UnknownNameError: an algorithm that is registered nowhere.
@@ -122,17 +132,21 @@ def plan_costs(cluster: Cluster, nbytes: int, plan: Plan) -> Costs:
     if EXCHANGES[plan.exchange].asks_servers:
         return served_costs(cluster)
     return {
-        collective: _named_costs(cluster, nbytes, names, collective)
+        collective: _named_costs(cluster, nbytes, names, collective, asked)
         for collective, names in _named(plan).items()
     }
 
 
 @remembered
 def _named_costs(
-    cluster: Cluster, nbytes: int, names: tuple[str, ...], collective: str
+    cluster: Cluster,
+    nbytes: int,
+    names: tuple[str, ...],
+    collective: str,
+    asked: Asked,
 ) -> Envelope:
     """Return what algorithms cost in iterations, where need be as what stands in for them."""
-    alone = {name: stand_in(cluster, collective, name).cost for name in names}
+    alone = {name: stand_in(cluster, collective, name, asked).cost for name in names}
     return _in_training(cluster, nbytes, Envelope(alone), collective)
 
 

@@ -33,6 +33,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from syncopate.artifacts.cluster import Cluster
+from syncopate.costs.flows.curve import EVERYWHERE, Asked
 from syncopate.costs.model.bound import wire_bytes
 from syncopate.costs.model.collective import (
     collective_costs,
@@ -86,8 +87,10 @@ def for_native(collective: str) -> str:
     return _RING if has(collective, _RING) else _ROOTED
 
 
-def stand_in(cluster: Cluster, collective: str, algorithm: str) -> StandIn:
-    """Return what an algorithm costs by itself; see [Note: stand-ins].
+def stand_in(
+    cluster: Cluster, collective: str, algorithm: str, asked: Asked = EVERYWHERE
+) -> StandIn:
+    """Return what an algorithm costs by itself, at some sizes or at all; see [Note: stand-ins].
 
     Raises:
         UnknownNameError: it is registered nowhere.
@@ -95,7 +98,7 @@ def stand_in(cluster: Cluster, collective: str, algorithm: str) -> StandIn:
     require(collective, algorithm, allow_native=True)
     found = partial(StandIn, collective, algorithm, cluster.name)
     try:
-        return found(alone_costs(cluster, collective, (algorithm,)).of(algorithm))
+        return found(alone_costs(cluster, collective, (algorithm,), asked).of(algorithm))
     except UnknownNameError:
         pass
     if algorithm != NATIVE and _shown(cluster) is not None:
@@ -107,7 +110,12 @@ def stand_in(cluster: Cluster, collective: str, algorithm: str) -> StandIn:
     return found(CostFunction(costs[by].pieces), by)
 
 
-def alone_costs(cluster: Cluster, collective: str, names: Iterable[str] | None) -> Envelope:
+def alone_costs(
+    cluster: Cluster,
+    collective: str,
+    names: Iterable[str] | None,
+    asked: Asked = EVERYWHERE,
+) -> Envelope:
     """Return the costs of a collective by itself, by algorithm.
 
     Those of :func:`~syncopate.costs.model.collective.collective_costs`; where all-reduces alone
@@ -117,6 +125,7 @@ def alone_costs(cluster: Cluster, collective: str, names: Iterable[str] | None) 
         cluster: the machines.
         collective: such as ``"reduce_scatter"``.
         names: the algorithms wanted; by default all worth considering.
+        asked: as for :func:`~syncopate.costs.model.collective.collective_costs`.
 
     Raises:
         UnknownNameError: no such collective, or an algorithm that was neither measured nor can be
@@ -125,7 +134,7 @@ def alone_costs(cluster: Cluster, collective: str, names: Iterable[str] | None) 
     wanted = None if names is None else tuple(names)
     measured = {curve.collective for curve in cluster.curves}
     if cluster.world_size == 1 or collective in measured or MEASURED_MOST not in measured:
-        return collective_costs(cluster, collective, wanted)
+        return collective_costs(cluster, collective, wanted, asked)
     return _derived(cluster, collective, wanted)
 
 

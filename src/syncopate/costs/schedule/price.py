@@ -40,7 +40,7 @@ from numpy.typing import ArrayLike
 
 from syncopate.artifacts.cluster import Cluster, LinearFit
 from syncopate.costs.flows.classes import by_class
-from syncopate.costs.flows.curve import played_pieces
+from syncopate.costs.flows.curve import EVERYWHERE, Asked, played_pieces, spotted_pieces
 from syncopate.costs.flows.kernel import play
 from syncopate.costs.flows.traffic import Traffic, traffic_of
 from syncopate.costs.model.pieces import FloatArray, IntArray, Pieces, highest_line
@@ -97,7 +97,12 @@ def price_many(schedule: Schedule, cluster: Cluster, nbytes: ArrayLike) -> Float
     return found
 
 
-def price_pieces(schedule: Schedule, cluster: Cluster, rival: Pieces | None = None) -> Pieces:
+def price_pieces(
+    schedule: Schedule,
+    cluster: Cluster,
+    rival: Pieces | None = None,
+    asked: Asked = EVERYWHERE,
+) -> Pieces:
     """Return the price as a function of the size; see [Note: played].
 
     Args:
@@ -106,6 +111,7 @@ def price_pieces(schedule: Schedule, cluster: Cluster, rival: Pieces | None = No
         rival: what else can be sent: where the price is more than
             :data:`~syncopate.costs.flows.curve.FAR` times that, it is no more than a guess, which
             is more than that too; None: it is right everywhere.
+        asked: where it has to be right, if not everywhere.
 
     Exact up to rounding for buffers up to 2^48 bytes where it is a maximum of lines, and elsewhere
     within a quarter of :data:`~syncopate.costs.flows.curve.CLOSE`.
@@ -115,7 +121,7 @@ def price_pieces(schedule: Schedule, cluster: Cluster, rival: Pieces | None = No
     """
     traffic = _traffic(schedule, cluster)
     if traffic is not None:
-        return _played(traffic, rival)
+        return _played(traffic, rival, asked)
     return highest_line((*path_lines(schedule, cluster), *congestion_lines(schedule, cluster)))
 
 
@@ -154,13 +160,15 @@ def _traffic(schedule: Schedule, cluster: Cluster) -> Traffic | None:
 def _classes(schedule: Schedule, machines: Machines) -> Traffic | None:
     if len(schedule.table) > _MOST_SEEN:
         return None
-    found = by_class(traffic_of(schedule, machines))
+    found = by_class(traffic_of(schedule, machines, shared_only=True))
     return found if len(found) <= MOST_PLAYED else None
 
 
 @lru_cache(maxsize=256)
-def _played(traffic: Traffic, rival: Pieces | None) -> Pieces:
-    return played_pieces([traffic], rival)[0]
+def _played(traffic: Traffic, rival: Pieces | None, asked: Asked) -> Pieces:
+    if asked.sizes:
+        return spotted_pieces(traffic, asked, rival)
+    return played_pieces([traffic], rival, asked.near)[0]
 
 
 class _Line(NamedTuple):

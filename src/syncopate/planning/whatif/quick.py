@@ -14,7 +14,7 @@ from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import ALLREDUCE, FSDP, LIKE_DDP, SERVED, SHARDED, Plan
 from syncopate.artifacts.results.whatif import Setting
 from syncopate.artifacts.workload import Workload
-from syncopate.costs.model.functions import Costs
+from syncopate.costs.flows.curve import EVERYWHERE, Asked
 from syncopate.costs.model.served import served_costs
 from syncopate.costs.model.training import exchange_costs
 from syncopate.delay import Delay, LocalSGD
@@ -30,10 +30,14 @@ from syncopate.planning.search.both_ways import both_ways
 from syncopate.planning.search.interference import least_disturbing
 from syncopate.planning.search.player import Player
 from syncopate.simulation.delay import with_delay
+from syncopate.simulation.traffic import message_sizes
 
 GLOO, NCCL = ("ring",), ("ring", "halving_doubling")
 """What carries DDP's buckets: the algorithm of Gloo; and of NCCL, whose trees take as many steps as
 halving and doubling, and as many bytes."""
+
+CLOSEST = 1.05
+"""A price within this factor of another one is worth working out: it may be the cheapest."""
 
 _CUTS = 256
 """A bucket may end where at least this part of all bytes has come since the last such place."""
@@ -88,13 +92,15 @@ def planned(workload: Workload, cluster: Cluster, setting: Setting) -> Plan:
         UnknownNameError: no such exchange, policy or algorithm.
         InvalidValueError: settings that do not go together.
     """
+    names = (setting.algorithm,) if setting.algorithm else None
     plans = []
     refused: list[UnknownNameError] = []
     for exchange in exchanges(setting):
-        costs: Costs | None = None
-        if exchange == SERVED and setting.servers:
-            costs = served_costs(cluster, setting.servers)
         try:
+            if exchange == SERVED and setting.servers:
+                costs = served_costs(cluster, setting.servers)
+            else:
+                costs = exchange_costs(cluster, workload.nbytes, exchange, names, _asked(workload))
             plan = make_plan(
                 workload,
                 cluster,
@@ -121,10 +127,22 @@ def planned(workload: Workload, cluster: Cluster, setting: Setting) -> Plan:
     return found
 
 
+def _asked(workload: Workload) -> Asked:
+    """Return where prices count: close to the cheapest.
+
+    The cheapest has every bucket, unless a bucket has several dtypes: then one has them together.
+    """
+    several = len({tensor.dtype for tensor in workload.tensors}) > 1
+    return EVERYWHERE if several else Asked(near=CLOSEST)
+
+
 def ddp(workload: Workload, cluster: Cluster) -> Plan:
     """Return DDP's plan: buckets of 25 MiB, all-reduced by the backend of the profiled device."""
     names = NCCL if is_gpu(workload) else GLOO
-    costs = exchange_costs(cluster, workload.nbytes, ALLREDUCE, names)
+    rings = make_plan(workload, cluster, "threshold", channels=1, algorithm=names[0])
+    sizes = message_sizes(workload, rings, 1.0)  # buckets are the same by any algorithm
+    asked = _asked(workload)._replace(sizes=sizes)
+    costs = exchange_costs(cluster, workload.nbytes, ALLREDUCE, names, asked)
     return make_plan(workload, cluster, "threshold", exchange=ALLREDUCE, channels=1, costs=costs)
 
 

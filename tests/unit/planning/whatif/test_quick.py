@@ -6,10 +6,15 @@ import pytest
 from msgspec.structs import replace
 
 from syncopate.artifacts.cluster import Cluster, Interference
+from syncopate.artifacts.level import Level
 from syncopate.artifacts.plan import ALLREDUCE, DECOUPLED, LIKE_DDP, SERVED, SHARDED
 from syncopate.artifacts.workload import GradientTensor, Workload
+from syncopate.costs.flows import curve
+from syncopate.costs.flows.curve import CLOSE
+from syncopate.costs.model.training import exchange_costs, plan_costs
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.planning.planner import make_plan
+from syncopate.planning.question import predict
 from syncopate.planning.whatif import quick
 from syncopate.planning.whatif.machines import setting_of
 
@@ -50,6 +55,35 @@ def test_plans_are_within_a_percent_of_the_full_search(network, interference):
         for one in LIKE_DDP
     )
     assert found.iteration_s <= (1 + NEAR) * full_s
+
+
+def test_plans_where_no_two_ranks_do_the_same_play_little_and_say_the_same(monkeypatch):
+    """Sixteen nodes of five GPUs: prices of halving and doubling are jagged there."""
+    levels = (
+        Level(name="device", size=5, latency_s=5e-6, bandwidth_bytes_per_s=1.2e10),
+        Level(name="node", size=16, latency_s=4.5e-5, bandwidth_bytes_per_s=1.175e9),
+    )
+    cluster = Cluster(name="odd", levels=levels, reduction_s_per_byte=5e-12)
+    workload, sizes, real = _workload(), [], curve.play
+
+    def counted(several, nbytes, **more):
+        sizes.extend(n for traffic, n in zip(several, nbytes, strict=True) if len(traffic) > 300)
+        return real(several, nbytes, **more)
+
+    monkeypatch.setattr(curve, "play", counted)
+    plain, best = quick.ddp(workload, cluster), quick.planned(workload, cluster, SETTING)
+    slower = replace(cluster, reduction_s_per_byte=1e-11)
+    shifted = predict(workload, plain, slower)
+    assert len(sizes) < 40
+    monkeypatch.undo()
+    everywhere = exchange_costs(cluster, workload.nbytes, ALLREDUCE, quick.NCCL)
+    expected = make_plan(workload, cluster, "threshold", exchange=ALLREDUCE, costs=everywhere)
+    assert plain.buckets == expected.buckets
+    assert plain.expected_s == pytest.approx(expected.expected_s, rel=CLOSE)
+    again = predict(workload, plain, slower, plan_costs(slower, workload.nbytes, plain))
+    assert shifted.iteration_s == pytest.approx(again.iteration_s, rel=CLOSE)
+    found = make_plan(workload, cluster, quick.QUICK, exchange=best.exchange, channels=1)
+    assert best.expected_s == pytest.approx(found.expected_s, rel=CLOSE)
 
 
 def test_what_a_model_measured_of_overlap_decides_as_that_of_a_cluster_does():
