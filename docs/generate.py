@@ -107,8 +107,9 @@ def _networks() -> str:
         for name, (latency_s, rate, gamma) in NETWORKS.items()
     )
     head = (
-        "## Networks\n\nWhat `syncopate plan --network` assumes; one rank per host. A calibrated "
-        "cluster is always\nbetter.\n\n"
+        "## Networks\n\nWhat `syncopate plan --network` assumes; one rank per host, which adds "
+        "gradients on the\nGPU where the workload was profiled on one. A calibrated cluster is "
+        "always better.\n\n"
     )
     return head + markdown_table(("network", "latency", "bandwidth", "reduction"), rows)
 

@@ -108,10 +108,35 @@ def machines_option(
     gpus_per_node: _Gpus = None,
     racks: RacksOption = None,
     uplink: UplinkOption = None,
-) -> Cluster:
-    """Return the cluster that the options name, its file one of them."""
+) -> Machines:
+    """Return the machines that the options name, their file one of them."""
     named = Named(network, nodes, gpus_per_node, racks_of(racks, uplink))
-    return _load_cluster("--cluster", cluster, named)
+    return Machines(_load_cluster("--cluster", cluster, named), typical=cluster is None)
+
+
+class Machines(NamedTuple):
+    """What a training is predicted on.
+
+    Attributes:
+        cluster: the links and ranks.
+        typical: whether they are those of a typical network, and nothing of them was measured.
+    """
+
+    cluster: Cluster
+    typical: bool
+
+    def training(self, workload: Workload) -> Cluster:
+        """Return the cluster that trains a workload; say where measurements were made otherwise.
+
+        On a typical network gradients are added where the workload was profiled: on its GPU.
+        """
+        from syncopate.planning.whatif.machines import on_device
+
+        found = self.cluster
+        if self.typical:
+            found = on_device(found, workload.metadata.get("device", ""))
+        say_unlike(workload, found)
+        return found
 
 
 class Racks(NamedTuple):

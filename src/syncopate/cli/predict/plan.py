@@ -24,7 +24,7 @@ from syncopate.cli.common.console import (
     say_written,
 )
 from syncopate.cli.common.ending import code_of, ended_once
-from syncopate.cli.common.machines import machines_option, say_unlike
+from syncopate.cli.common.machines import Machines, machines_option
 from syncopate.cli.common.options import grouped
 from syncopate.cli.common.workloads import workload_option
 from syncopate.delay import Delay
@@ -147,11 +147,11 @@ _Output = Annotated[
 ]
 
 
-@grouped(cluster=machines_option, wanted=_wanted, work=workload_option)
+@grouped(machines=machines_option, wanted=_wanted, work=workload_option)
 def plan(
     *,
     work: Workload,
-    cluster: Cluster,
+    machines: Machines,
     wanted: _Wanted,
     policy: Annotated[
         str,
@@ -191,7 +191,7 @@ def plan(
     if output is None and not compares:
         output = Path(_DEFAULT)
     require_outputs(json, ("--output", output))
-    say_unlike(work, cluster)
+    cluster = machines.training(work)
     plans = _all_or_ended(work, cluster, wanted, json)
     chosen = _chosen(plans, policy, wanted)
     beside: list[RenderableType] = []

@@ -12,7 +12,7 @@ from syncopate.artifacts.plan import Plan
 from syncopate.artifacts.workload import Workload
 from syncopate.cli.common import conditions
 from syncopate.cli.common.console import note, out, require_outputs, say_written
-from syncopate.cli.common.machines import machines_option, say_unlike
+from syncopate.cli.common.machines import Machines, machines_option
 from syncopate.cli.common.options import grouped
 from syncopate.cli.common.workloads import workload_option
 from syncopate.units import format_seconds
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @grouped(
-    cluster=machines_option,
+    machines=machines_option,
     work=workload_option,
     network=conditions.network,
     varied=conditions.varied,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 )
 def simulate(
     *,
-    cluster: Cluster,
+    machines: Machines,
     network: conditions.Network,
     varied: dict[str, Any],
     fails: dict[str, Any],
@@ -75,7 +75,7 @@ def simulate(
 
     require_outputs(False, ("--output", output))
     given = Plan.load(plan)
-    say_unlike(work, cluster)
+    cluster = machines.training(work)
     failures = Failures(hosts=cluster.host_count, **fails) if fails else None
     variation = conditions.variation_of(**varied)
     there, costs = network.of(cluster, given)

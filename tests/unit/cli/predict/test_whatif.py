@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from syncopate.analysis.phases import last_iteration_s
 from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.plan import Plan
 from syncopate.artifacts.results.whatif import WhatIf
+from syncopate.artifacts.timeline import Timeline
 from syncopate.artifacts.workload import Workload
 from syncopate.cli.common import sources, timelines
 from syncopate.planning.planner import make_plan
@@ -33,6 +36,34 @@ def test_a_workload_on_a_typical_network(run):
     assert [point.setting.nodes for point in found.points] == [2, 2, 4, 4, 8, 8]
     flowing = " ".join(out.split())
     assert all(said in flowing for said in found.sentences)
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_plan_and_simulate_add_gradients_where_what_if_does(run, device):
+    work = Workload.load("workload.json")
+    replace(work, metadata=work.metadata | {"device": device}).save("workload.json")
+    there = "--network 10gbe --nodes 8"
+    how = "--policy threshold --exchange allreduce --algorithm ring"
+    assert run(f"whatif workload.json {there} {how}")[0] == 0
+    expected_s = _found().points[0].best.prediction.iteration_s
+    assert run(f"plan -w workload.json {there} {how} --channels 1 -o plan.json")[0] == 0
+    assert Plan.load("plan.json").expected_s == pytest.approx(expected_s, rel=1e-9)
+    play = f"simulate -w workload.json -p plan.json {there}"
+    played_s = []
+    for more in ("", "--gpus-per-node 1"):
+        assert run(f"{play} {more} -o played.json")[0] == 0
+        played_s.append(last_iteration_s(Timeline.load("played.json")))
+    assert (played_s[0] == pytest.approx(played_s[1], rel=1e-9)) == (device == "cuda")
+
+
+def test_a_cluster_file_says_itself_how_fast_gradients_are_added(run):
+    work = Workload.load("workload.json")
+    figures = []
+    for device in ("cuda", "cpu"):
+        replace(work, metadata=work.metadata | {"device": device}).save("workload.json")
+        assert run("plan -w workload.json -c cluster.json --policy threshold -o plan.json")[0] == 0
+        figures.append(Plan.load("plan.json").expected_s)
+    assert figures[0] == figures[1]
 
 
 def test_an_algorithm_leaves_out_the_exchanges_that_do_not_have_it(run):
