@@ -21,7 +21,6 @@ from syncopate.artifacts.plan import (
     pulled_in,
 )
 from syncopate.artifacts.workload import Workload
-from syncopate.costs.flows.curve import Asked
 from syncopate.costs.model.bound import plan_bound_s, require_possible
 from syncopate.costs.model.functions import Costs, Envelope
 from syncopate.costs.model.training import (
@@ -252,8 +251,8 @@ def predict(
     if plan.sharding is not None:
         return predict_units(workload, plan, cluster, costs)
     share = wire_share(plan.wire_dtype, bytes_by_dtype(workload.tensors))
-    asked = Asked(message_sizes(workload, plan, share))
-    named = costs or plan_costs(cluster, workload.nbytes, plan, asked)
+    sizes = message_sizes(workload, plan, share)
+    named = costs or plan_costs(cluster, workload.nbytes, plan, sizes)
     question = question_of(workload, cluster, {plan.exchange: named}, wire_dtype=plan.wire_dtype)
     draft = Draft(plan.buckets, plan.channels, plan.order, plan.pull_order, exchange=plan.exchange)
     found = question.predict(draft)

@@ -21,7 +21,6 @@ from syncopate.artifacts.plan import (
     require_all_parts,
 )
 from syncopate.artifacts.workload import GradientTensor, Workload
-from syncopate.costs.flows.curve import Asked
 from syncopate.costs.model.functions import Costs, Envelope, startup_part_s
 from syncopate.costs.model.training import on_the_wire, plan_costs
 from syncopate.errors import PlanError, UnknownNameError
@@ -209,7 +208,7 @@ def plan_traffic(
         share: of the bytes of gradients, what goes on the wire.
     """
     costs = costs or plan_costs(
-        cluster, workload.nbytes, plan, Asked(message_sizes(workload, plan, share))
+        cluster, workload.nbytes, plan, message_sizes(workload, plan, share)
     )
     found = traffic_of(
         workload,
@@ -224,8 +223,8 @@ def plan_traffic(
     return replace(found, behind=plan.pulled_behind)
 
 
-def message_sizes(workload: Workload, plan: Plan, share: float) -> tuple[float, ...]:
-    """Return the sizes of a plan's messages on the wire; none where weights are pulled as well.
+def message_sizes(workload: Workload, plan: Plan, share: float) -> dict[str, tuple[float, ...]]:
+    """Return the sizes of a plan's messages on the wire by algorithm; none if weights are pulled.
 
     Args:
         workload: the model's gradients.
@@ -236,15 +235,15 @@ def message_sizes(workload: Workload, plan: Plan, share: float) -> tuple[float, 
         PlanError: the buckets do not hold the workload's gradients.
     """
     if any(bucket.pull is not None for bucket in plan.buckets):
-        return ()
+        return {}
     _require_same_gradients(workload, plan.buckets)
     by_name = {tensor.name: tensor for tensor in workload.tensors}
-    found = {
-        share * part.nbytes
-        for bucket in plan.buckets
-        for part in _equal_parts(bucket, [by_name[name] for name in bucket.tensors])
-    }
-    return tuple(sorted(found - {0.0}))
+    found: dict[str, set[float]] = {}
+    for bucket in plan.buckets:
+        parts = _equal_parts(bucket, [by_name[name] for name in bucket.tensors])
+        sizes = {share * part.nbytes for part in parts if part.nbytes}
+        found.setdefault(bucket.push.algorithm, set()).update(sizes)
+    return {name: tuple(sorted(sizes)) for name, sizes in found.items()}
 
 
 def _update_part(buckets: Sequence[Bucket], world_size: int) -> float:

@@ -24,6 +24,7 @@ them meanwhile: a broadcast (MST) of a few bytes. Under ``fsdp`` torch tells not
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from contextlib import suppress
 
 from syncopate.artifacts.cluster import Cluster
@@ -115,7 +116,9 @@ def exchange_costs(
     return found
 
 
-def plan_costs(cluster: Cluster, nbytes: int, plan: Plan, asked: Asked = EVERYWHERE) -> Costs:
+def plan_costs(
+    cluster: Cluster, nbytes: int, plan: Plan, sizes: Mapping[str, tuple[float, ...]] | None = None
+) -> Costs:
     """Return the costs in training of the algorithms that a plan names, and of no others.
 
     Where one has no price of its own, another stands in for it (:func:`stand_ins`).
@@ -124,7 +127,7 @@ def plan_costs(cluster: Cluster, nbytes: int, plan: Plan, asked: Asked = EVERYWH
         cluster: the machines.
         nbytes: of all gradients together.
         plan: whose recipes count.
-        asked: as for :func:`~syncopate.costs.model.collective.collective_costs`.
+        sizes: of its messages in bytes, by algorithm, where no other is asked for.
 
     Raises:
         UnknownNameError: an algorithm that is registered nowhere.
@@ -132,7 +135,9 @@ def plan_costs(cluster: Cluster, nbytes: int, plan: Plan, asked: Asked = EVERYWH
     if EXCHANGES[plan.exchange].asks_servers:
         return served_costs(cluster)
     return {
-        collective: _named_costs(cluster, nbytes, names, collective, asked)
+        collective: _named_costs(
+            cluster, nbytes, tuple((n, (sizes or {}).get(n, ())) for n in names), collective
+        )
         for collective, names in _named(plan).items()
     }
 
@@ -141,12 +146,11 @@ def plan_costs(cluster: Cluster, nbytes: int, plan: Plan, asked: Asked = EVERYWH
 def _named_costs(
     cluster: Cluster,
     nbytes: int,
-    names: tuple[str, ...],
+    names: tuple[tuple[str, tuple[float, ...]], ...],
     collective: str,
-    asked: Asked,
 ) -> Envelope:
     """Return what algorithms cost in iterations, where need be as what stands in for them."""
-    alone = {name: stand_in(cluster, collective, name, asked).cost for name in names}
+    alone = {name: stand_in(cluster, collective, name, Asked(sizes)).cost for name, sizes in names}
     return _in_training(cluster, nbytes, Envelope(alone), collective)
 
 

@@ -140,7 +140,7 @@ def ddp(workload: Workload, cluster: Cluster) -> Plan:
     """Return DDP's plan: buckets of 25 MiB, all-reduced by the backend of the profiled device."""
     names = NCCL if is_gpu(workload) else GLOO
     rings = make_plan(workload, cluster, "threshold", channels=1, algorithm=names[0])
-    sizes = message_sizes(workload, rings, 1.0)  # buckets are the same by any algorithm
+    sizes = message_sizes(workload, rings, 1.0)[names[0]]  # buckets are the same by any algorithm
     asked = _asked(workload)._replace(sizes=sizes)
     costs = exchange_costs(cluster, workload.nbytes, ALLREDUCE, names, asked)
     return make_plan(workload, cluster, "threshold", exchange=ALLREDUCE, channels=1, costs=costs)
