@@ -108,13 +108,13 @@ def machines_option(
     gpus_per_node: _Gpus = None,
     racks: RacksOption = None,
     uplink: UplinkOption = None,
-) -> Machines:
+) -> GivenCluster:
     """Return the machines that the options name, their file one of them."""
     named = Named(network, nodes, gpus_per_node, racks_of(racks, uplink))
-    return Machines(_load_cluster("--cluster", cluster, named), typical=cluster is None)
+    return GivenCluster(_load_cluster("--cluster", cluster, named), typical=cluster is None)
 
 
-class Machines(NamedTuple):
+class GivenCluster(NamedTuple):
     """What a training is predicted on.
 
     Attributes:

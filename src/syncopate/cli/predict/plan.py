@@ -24,7 +24,7 @@ from syncopate.cli.common.console import (
     say_written,
 )
 from syncopate.cli.common.ending import code_of, ended_once
-from syncopate.cli.common.machines import Machines, machines_option
+from syncopate.cli.common.machines import GivenCluster, machines_option
 from syncopate.cli.common.options import grouped
 from syncopate.cli.common.workloads import workload_option
 from syncopate.delay import Delay
@@ -151,7 +151,7 @@ _Output = Annotated[
 def plan(
     *,
     work: Workload,
-    machines: Machines,
+    machines: GivenCluster,
     wanted: _Wanted,
     policy: Annotated[
         str,

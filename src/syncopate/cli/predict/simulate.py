@@ -12,7 +12,7 @@ from syncopate.artifacts.plan import Plan
 from syncopate.artifacts.workload import Workload
 from syncopate.cli.common import conditions
 from syncopate.cli.common.console import note, out, require_outputs, say_written
-from syncopate.cli.common.machines import Machines, machines_option
+from syncopate.cli.common.machines import GivenCluster, machines_option
 from syncopate.cli.common.options import grouped
 from syncopate.cli.common.workloads import workload_option
 from syncopate.units import format_seconds
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 )
 def simulate(
     *,
-    machines: Machines,
+    machines: GivenCluster,
     network: conditions.Network,
     varied: dict[str, Any],
     fails: dict[str, Any],
