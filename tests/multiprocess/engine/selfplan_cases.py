@@ -18,7 +18,9 @@ from tests.multiprocess.engine.cases import TIMEOUT_S, Pair, data, distribute
 
 CLUSTER = Cluster.flat(2, latency_s=1e-5, bandwidth_bytes_per_s=1e9)
 
-MOST_STEPS = 5000
+MOST_STEPS = 50_000
+"""Steps take milliseconds, and what plans beside them has little of a busy machine."""
+
 EVERYTHING = 1e9
 """A share of the time that lets nothing wait: steps here take milliseconds."""
 
