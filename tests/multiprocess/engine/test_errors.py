@@ -17,7 +17,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import Plan
-from syncopate.engine.distribute import distribute
 from syncopate.errors import (
     CollectiveError,
     EngineError,
@@ -34,22 +33,10 @@ from tests.multiprocess.engine.cases import (
     identical_everywhere,
     plan_of,
 )
+from tests.multiprocess.engine.error_cases import distributed, error_of, sgd, small_net, train_step
 from tests.multiprocess.harness import run_ranks
 
 WORLD_SIZE = 2
-
-
-def _model(width: int = 4) -> nn.Module:
-    return nn.Sequential(nn.Linear(8, width), nn.BatchNorm1d(width), nn.Linear(width, 2))
-
-
-def _sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1)
-
-
-def _distribute(model: nn.Module, optimizer: Any = None, **options: Any) -> Any:
-    optimizer = _sgd(model) if optimizer is None else optimizer
-    return distribute(model, optimizer, timeout_s=TIMEOUT_S, **options)
 
 
 def _refused_algorithms(
@@ -65,12 +52,12 @@ def _refused_algorithms(
         (
             UnknownNameError,
             "unknown algorithm 'rign' for all_reduce; known",
-            lambda: _distribute(model, plan=mistyped),
+            lambda: distributed(model, plan=mistyped),
         ),
         (
             UnknownNameError,
             r"unknown option 'blocks' for all_reduce \(ring\); known: order",
-            lambda: _distribute(model, plan=overtold),
+            lambda: distributed(model, plan=overtold),
         ),
     ]
 
@@ -83,22 +70,22 @@ def _refused_exceptions(
         (
             EngineError,
             "ignore names '0.wieght', which is no parameter or buffer.*such as '0.bias'",
-            lambda: _distribute(model, ignore=["0.wieght"]),
+            lambda: distributed(model, ignore=["0.wieght"]),
         ),
         (
             InvalidValueError,
             "ignore is '0.weight'; it must be a list of names",
-            lambda: _distribute(model, ignore="0.weight"),
+            lambda: distributed(model, ignore="0.weight"),
         ),
         (
             EngineError,
             "rank 1 differs.*what to ignore is .*'0.bias'",
-            lambda: _distribute(model, ignore=["0.bias"] * rank),
+            lambda: distributed(model, ignore=["0.bias"] * rank),
         ),
         (
             EngineError,
             "rank 1 differs.*broadcast_buffers is False there and True",
-            lambda: _distribute(model, broadcast_buffers=rank == 0),
+            lambda: distributed(model, broadcast_buffers=rank == 0),
         ),
     ]
 
@@ -115,27 +102,27 @@ def _refused_with_a_plan(
         (
             InvalidValueError,
             "cluster= is 'Cluster'; it must be left out beside a plan",
-            lambda: _distribute(model, plan=plan, cluster=cluster),
+            lambda: distributed(model, plan=plan, cluster=cluster),
         ),
         (
             InvalidValueError,
             "channels= is 1; it must be left out beside a plan",
-            lambda: _distribute(model, plan=plan, channels=1),
+            lambda: distributed(model, plan=plan, channels=1),
         ),
         (
             PlanError,
             "this plan is damaged: the plan lacks '2.bias'",
-            lambda: _distribute(model, plan=short),
+            lambda: distributed(model, plan=short),
         ),
-        (PlanError, "bucket 0 says 1 bytes, its 1", lambda: _distribute(model, plan=wrong)),
+        (PlanError, "bucket 0 says 1 bytes, its 1", lambda: distributed(model, plan=wrong)),
     ]
 
 
 def _refused_arguments(rank: int) -> list[tuple[type[SyncopateError], str, Callable[[], Any]]]:
-    model = _model()
-    other = _model()
+    model = small_net()
+    other = small_net()
     plan = plan_of(model, WORLD_SIZE)
-    narrow = plan_of(_model(3), WORLD_SIZE)
+    narrow = plan_of(small_net(3), WORLD_SIZE)
     more = msgspec.structs.replace(plan, world_size=WORLD_SIZE + 1)
     only_here = plan_of(model, WORLD_SIZE, [6] if rank else [3, 3])
     cluster = Cluster.flat(3, latency_s=1e-5, bandwidth_bytes_per_s=1e9, name="three")
@@ -143,49 +130,49 @@ def _refused_arguments(rank: int) -> list[tuple[type[SyncopateError], str, Calla
         (
             UnknownNameError,
             "unknown policy 'optimum'.*mg-wfbp",
-            lambda: _distribute(model, plan="optimum"),
+            lambda: distributed(model, plan="optimum"),
         ),
-        (InvalidValueError, "channels is 0", lambda: _distribute(model, channels=0)),
-        (InvalidValueError, "model is 'list'", lambda: _distribute([], _sgd(model))),
-        (InvalidValueError, "optimizer is 'str'", lambda: _distribute(model, "adam")),
+        (InvalidValueError, "channels is 0", lambda: distributed(model, channels=0)),
+        (InvalidValueError, "model is 'list'", lambda: distributed([], sgd(model))),
+        (InvalidValueError, "optimizer is 'str'", lambda: distributed(model, "adam")),
         (
             EngineError,
             "'three' has 3 ranks; 2 are running",
-            lambda: _distribute(model, cluster=cluster),
+            lambda: distributed(model, cluster=cluster),
         ),
-        (PlanError, "another model", lambda: _distribute(model, plan=narrow)),
-        (PlanError, "for 3 ranks; 2 are running", lambda: _distribute(model, plan=more)),
+        (PlanError, "another model", lambda: distributed(model, plan=narrow)),
+        (PlanError, "for 3 ranks; 2 are running", lambda: distributed(model, plan=more)),
         (
             InvalidValueError,
             "plan is 'plan.json'.*Plan.load",
-            lambda: _distribute(model, plan="plan.json"),
+            lambda: distributed(model, plan="plan.json"),
         ),
         *_refused_algorithms(model),
         (
             EngineError,
             "rank 1 differs from rank 0: the plan is .*1 bucket.*2 buckets",
-            lambda: _distribute(model, plan=only_here),
+            lambda: distributed(model, plan=only_here),
         ),
         (
             EngineError,
             "rank 1 differs.*whether a plan is given",
-            lambda: _distribute(model, plan=plan if rank else None),
+            lambda: distributed(model, plan=plan if rank else None),
         ),
         (
             EngineError,
             "rank 1 differs.*policy is wfbp there and single",
-            lambda: _distribute(model, plan="wfbp" if rank else "single"),
+            lambda: distributed(model, plan="wfbp" if rank else "single"),
         ),
         (
             EngineError,
             "rank 1 differs.*channels is 2 there and 1",
-            lambda: _distribute(model, channels=1 + rank),
+            lambda: distributed(model, channels=1 + rank),
         ),
         *_refused_exceptions(model, rank),
         (
             EngineError,
             r"none of the optimizer's 6 .* 0 of the optimizer's group 0 \(shape \(4, 8\)\)",
-            lambda: _distribute(model, _sgd(other)),
+            lambda: distributed(model, sgd(other)),
         ),
         *_refused_with_a_plan(model, plan),
     ]
@@ -195,15 +182,15 @@ Refusal = tuple[str, Callable[[], Any]]
 
 
 def _built(change: Callable[[nn.Module], Any]) -> Any:
-    model = _model()
+    model = small_net()
     changed = change(model)
-    return _distribute(changed if isinstance(changed, nn.Module) else model)
+    return distributed(changed if isinstance(changed, nn.Module) else model)
 
 
 def _twice() -> None:
-    model, optimizer = _distribute(_model())
+    model, optimizer = distributed(small_net())
     try:
-        _distribute(model, optimizer)
+        distributed(model, optimizer)
     finally:
         model.syncopate.detach()
 
@@ -214,23 +201,23 @@ def _refused_models() -> list[Refusal]:
     lookup = nn.Sequential(nn.Embedding(3, 2, sparse=True))
     return [
         ("no trainable parameter among its 6", lambda: _built(lambda m: m.requires_grad_(False))),
-        ("no trainable parameter among its 0", lambda: _distribute(nn.ReLU(), stray)),
+        ("no trainable parameter among its 0", lambda: distributed(nn.ReLU(), stray)),
         ("the model is wrapped in Distr", lambda: _built(DistributedDataParallel)),
-        ("its module '0' is wrapped", lambda: _distribute(nn.Sequential(_wrapped(deep)))),
+        ("its module '0' is wrapped", lambda: distributed(nn.Sequential(_wrapped(deep)))),
         ("the model is distributed already", _twice),
         (
             "'0.weight' has no shape yet",
-            lambda: _distribute(nn.Sequential(nn.LazyLinear(3)), stray),
+            lambda: distributed(nn.Sequential(nn.LazyLinear(3)), stray),
         ),
         (
             "'1.running_mean' has no shape yet",
-            lambda: _distribute(nn.Sequential(deep, nn.LazyBatchNorm1d(affine=False))),
+            lambda: distributed(nn.Sequential(deep, nn.LazyBatchNorm1d(affine=False))),
         ),
-        ("meta device", lambda: _distribute(nn.Linear(2, 2, device="meta"), stray)),
-        ("no trainable parameter beside embeddings", lambda: _distribute(lookup)),
+        ("meta device", lambda: distributed(nn.Linear(2, 2, device="meta"), stray)),
+        ("no trainable parameter beside embeddings", lambda: distributed(lookup)),
         (
             "must be dense with the sharded exchange",
-            lambda: _distribute(nn.Sequential(*lookup, nn.Linear(2, 2)), exchange="sharded"),
+            lambda: distributed(nn.Sequential(*lookup, nn.Linear(2, 2)), exchange="sharded"),
         ),
     ]
 
@@ -241,17 +228,17 @@ def _wrapped(model: nn.Module) -> nn.Module:
 
 def _refused_differences(rank: int) -> list[Refusal]:
     other = rank == 1
-    fewer = nn.Sequential(*list(_model())[: 3 - rank])
-    more = nn.Sequential(*_model(), *[nn.Linear(2, 2)] * rank)
+    fewer = nn.Sequential(*list(small_net())[: 3 - rank])
+    more = nn.Sequential(*small_net(), *[nn.Linear(2, 2)] * rank)
     return [
         (
             r"rank 1 differs.*'0.weight' is shape \(5, 8\).*there.*\(4, 8\)",
-            lambda: _distribute(_model(4 + rank)),
+            lambda: distributed(small_net(4 + rank)),
         ),
-        ("rank 1 differs.*it has no parameter '2.weight'", lambda: _distribute(fewer)),
+        ("rank 1 differs.*it has no parameter '2.weight'", lambda: distributed(fewer)),
         (
             "rank 1 differs.*it has parameter '3.weight', which rank 0 has not",
-            lambda: _distribute(more),
+            lambda: distributed(more),
         ),
         (
             "rank 1 differs.*frozen",
@@ -262,19 +249,11 @@ def _refused_differences(rank: int) -> list[Refusal]:
     ]
 
 
-def _error_of(attempt: Callable[[], Any]) -> Exception | None:
-    try:
-        attempt()
-    except (SyncopateError, ValueError) as error:
-        return error
-    return None
-
-
 def _refuses(rank: int, world_size: int) -> int:
     models = [*_refused_models(), *_refused_differences(rank)]
     rows = [*_refused_arguments(rank), *((EngineError, *row) for row in models)]
     for kind, pattern, attempt in rows:
-        error = _error_of(attempt)
+        error = error_of(attempt)
         assert error is not None, f"nothing was refused where {pattern!r} should have been"
         assert re.search(pattern, str(error)), f"{pattern!r} not in {str(error)!r}"
         # A rank that has the fault itself raises its kind; the others say which rank it is.
@@ -287,24 +266,18 @@ def test_every_refusal_is_an_error_on_every_rank() -> None:
     assert len(set(run_ranks(_refuses, WORLD_SIZE))) == 1
 
 
-def _step(model: Any, optimizer: Any, rank: int, step: int) -> None:
-    optimizer.zero_grad()
-    model(data(rank, step, 4, 8)).square().mean().backward()
-    optimizer.step()
-
-
 def _unfreezing(rank: int, world_size: int) -> None:
-    model = _model()
+    model = small_net()
     model[0].requires_grad_(False)
-    model, optimizer = _distribute(model, plan=plan_of(model, world_size))
-    _step(model, optimizer, rank, 0)
+    model, optimizer = distributed(model, plan=plan_of(model, world_size))
+    train_step(model, optimizer, rank, 0)
     model[2].requires_grad_(False)  # frozen later: exchanged no more, and no rank hangs
-    _step(model, optimizer, rank, 1)
+    train_step(model, optimizer, rank, 1)
     assert model[2].weight.grad is None
     identical_everywhere(model.parameters())
     model[0].requires_grad_(True)
     with pytest.raises(EngineError, match=r"'0.weight' was frozen when distribute was called"):
-        _step(model, optimizer, rank, 2)
+        train_step(model, optimizer, rank, 2)
     model.syncopate.detach()
 
 
@@ -318,23 +291,23 @@ def _sparse(rank: int, world_size: int) -> None:
             return nn.functional.embedding(tokens, self.table, sparse=True)
 
     model = Lookup()
-    model, _ = _distribute(model, plan=plan_of(model, world_size))
+    model, _ = distributed(model, plan=plan_of(model, world_size))
     with pytest.raises(EngineError, match=r"gradient of 'table' has layout torch.sparse_coo"):
         model(torch.tensor([1, 2])).sum().backward()
     model.syncopate.detach()
 
 
 def _installs(rank: int, world_size: int) -> None:
-    model = _model()
+    model = small_net()
     plan = plan_of(model, world_size, [3, 3])
-    model, _ = _distribute(model, plan=plan)
+    model, _ = distributed(model, plan=plan)
     engine = model.syncopate
     with pytest.raises(EngineError, match="no record"):
         engine.timeline()
     with pytest.raises(EngineError, match=r"rank 1 differs.*the plan"):
         engine.install(plan_of(model, world_size, [2, 4] if rank else [4, 2]))
     with pytest.raises(PlanError, match="another model"):
-        engine.install(plan_of(_model(9), world_size))
+        engine.install(plan_of(small_net(9), world_size))
     assert engine.plan == plan
 
     def meddle(_: torch.Tensor) -> None:
@@ -358,16 +331,16 @@ def test_late_changes() -> None:
 
 
 def _leaves(rank: int, world_size: int) -> str:
-    model = _model()
-    model, optimizer = _distribute(model, plan=plan_of(model, world_size))
-    _step(model, optimizer, rank, 0)
+    model = small_net()
+    model, optimizer = distributed(model, plan=plan_of(model, world_size))
+    train_step(model, optimizer, rank, 0)
     average([torch.ones(1)])
     if rank == 1:
         os._exit(3)
     started_s = time.monotonic()
     try:
         for step in range(1, 50):
-            _step(model, optimizer, rank, step)
+            train_step(model, optimizer, rank, step)
     except CollectiveError as error:
         assert time.monotonic() - started_s < TIMEOUT_S
         return f"{error.ranks} {error}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -14,29 +14,15 @@ import torch.distributed as dist
 from torch import nn
 
 from syncopate.artifacts.plan import ALLREDUCE, DECOUPLED, SERVERLESS
-from syncopate.engine.distribute import distribute
-from syncopate.errors import EngineError, SyncopateError
+from syncopate.errors import EngineError
 from tests.multiprocess.engine.cases import (
-    TIMEOUT_S,
     buffers_of_a_forward,
     data,
     identical_everywhere,
     plan_of,
 )
+from tests.multiprocess.engine.error_cases import distributed, error_of, small_net, train_step
 from tests.multiprocess.harness import run_ranks
-
-
-def _model(width: int = 4) -> nn.Module:
-    return nn.Sequential(nn.Linear(8, width), nn.BatchNorm1d(width), nn.Linear(width, 2))
-
-
-def _sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1)
-
-
-def _distribute(model: nn.Module, optimizer: Any = None, **options: Any) -> Any:
-    optimizer = _sgd(model) if optimizer is None else optimizer
-    return distribute(model, optimizer, timeout_s=TIMEOUT_S, **options)
 
 
 class _Bomb(torch.autograd.Function):
@@ -64,25 +50,11 @@ class _Fragile(nn.Module):
         return self.last(_Bomb.apply(self.norm(self.first(x))))
 
 
-def _error_of(attempt: Callable[[], Any]) -> Exception | None:
-    try:
-        attempt()
-    except (SyncopateError, ValueError) as error:
-        return error
-    return None
-
-
-def _step(model: Any, optimizer: Any, rank: int, step: int) -> None:
-    optimizer.zero_grad()
-    model(data(rank, step, 4, 8)).square().mean().backward()
-    optimizer.step()
-
-
 def _as_without(model: nn.Module, twin: nn.Module, rank: int, steps: Iterable[int]) -> None:
     """Assert that ``model`` has the weights of ``twin`` after ``steps`` of which none failed."""
-    twin, optimizer = _distribute(twin, plan=plan_of(twin, dist.get_world_size()))
+    twin, optimizer = distributed(twin, plan=plan_of(twin, dist.get_world_size()))
     for step in steps:
-        _step(twin, optimizer, rank, step)
+        train_step(twin, optimizer, rank, step)
     assert all(map(torch.equal, model.parameters(), twin.parameters()))
     twin.syncopate.detach()
 
@@ -92,19 +64,19 @@ def _survives(rank: int, world_size: int) -> None:
     for sizes in ([2, 2, 2], [6], [1] * 6):
         model = _Fragile()
         twin = copy.deepcopy(model)
-        model, optimizer = _distribute(model, plan=plan_of(model, world_size, sizes))
-        _step(model, optimizer, rank, 0)
+        model, optimizer = distributed(model, plan=plan_of(model, world_size, sizes))
+        train_step(model, optimizer, rank, 0)
         # Every rank fails, at the same place: the next step is as if nothing had been.
         _Bomb.armed = True
         with pytest.raises(ValueError, match="boom"):
-            _step(model, optimizer, rank, 1)
+            train_step(model, optimizer, rank, 1)
         _Bomb.armed = False
-        _step(model, optimizer, rank, 2)
+        train_step(model, optimizer, rank, 2)
         identical_everywhere([*model.parameters(), *buffers_of_a_forward(model)])
         # One rank fails: the others learn which, and no rank steps on half a gradient.
         _Bomb.armed = rank == 1
         before = [p.detach().clone() for p in model.parameters()]
-        error = _error_of(partial(_step, model, optimizer, rank, 3))
+        error = error_of(partial(train_step, model, optimizer, rank, 3))
         _Bomb.armed = False
         if rank == 1:
             assert str(error) == "boom"
@@ -114,7 +86,7 @@ def _survives(rank: int, world_size: int) -> None:
         # An error under no_sync: what follows is exchanged again.
         with pytest.raises(ZeroDivisionError), model.no_sync():
             raise ZeroDivisionError
-        _step(model, optimizer, rank, 5)
+        train_step(model, optimizer, rank, 5)
         identical_everywhere([*model.parameters(), *buffers_of_a_forward(model)])
         _as_without(model, twin, rank, (0, 2, 5))
         model.syncopate.detach()
@@ -123,10 +95,10 @@ def _survives(rank: int, world_size: int) -> None:
 
 def _fails_behind_the_last_launch(rank: int, world_size: int) -> None:
     """Too late for the others in this step: all refuse the next one, and name the rank."""
-    model = _model()
+    model = small_net()
     twin = copy.deepcopy(model)
-    model, optimizer = _distribute(model, plan=plan_of(model, world_size, [2, 2, 2]))
-    _step(model, optimizer, rank, 0)
+    model, optimizer = distributed(model, plan=plan_of(model, world_size, [2, 2, 2]))
+    train_step(model, optimizer, rank, 0)
     optimizer.zero_grad()
     output = model(_Bomb.apply(data(rank, 1, 4, 8).requires_grad_()))
     _Bomb.armed = rank == 1
@@ -138,9 +110,9 @@ def _fails_behind_the_last_launch(rank: int, world_size: int) -> None:
     _Bomb.armed = False
     before = [p.detach().clone() for p in model.parameters()]
     with pytest.raises(EngineError, match="backward failed on rank 1"):
-        _step(model, optimizer, rank, 2)
+        train_step(model, optimizer, rank, 2)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
-    _step(model, optimizer, rank, 3)  # said once, and in step again
+    train_step(model, optimizer, rank, 3)  # said once, and in step again
     _as_without(model, twin, rank, (0, 3))
     model.syncopate.detach()
 
@@ -152,7 +124,7 @@ def _sets_gradients_to_zero(rank: int, world_size: int, exchange: str) -> None:
         torch.manual_seed(1)
         model = _Fragile()
         plan = plan_of(model, world_size, [2, 2, 2], exchange=exchange)
-        model, optimizer = _distribute(model, plan=plan)
+        model, optimizer = distributed(model, plan=plan)
 
         def attempt(step: int) -> None:
             model(data(rank, step, 4, 8)).square().mean().backward()
@@ -160,7 +132,7 @@ def _sets_gradients_to_zero(rank: int, world_size: int, exchange: str) -> None:
 
         for step in steps:
             _Bomb.armed = step == 2 and rank == 1
-            error = _error_of(partial(attempt, step))
+            error = error_of(partial(attempt, step))
             assert (error is not None) == (step == 2), error
             _Bomb.armed = False
             optimizer.zero_grad(set_to_none=False)
@@ -179,7 +151,7 @@ def _fails_in_the_loss(rank: int, world_size: int) -> list[str]:
     """The error comes before backward reaches the model, on one rank only."""
     model = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 2))
     twin = copy.deepcopy(model)
-    model, optimizer = _distribute(model, plan=plan_of(model, world_size))
+    model, optimizer = distributed(model, plan=plan_of(model, world_size))
 
     def attempt(step: int, broken: bool, model: Any = model, optimizer: Any = optimizer) -> None:
         optimizer.zero_grad()
@@ -202,9 +174,9 @@ def _fails_in_the_loss(rank: int, world_size: int) -> list[str]:
     model.train()
     model(data(rank, 1, 4, 8))
     (model(data(rank, 2, 4, 8)).mean() + model(data(rank, 3, 4, 8)).mean()).backward()
-    errors = [str(_error_of(partial(attempt, 4, rank == 1)))]
+    errors = [str(error_of(partial(attempt, 4, rank == 1)))]
     if rank == 1:
-        errors.append(str(_error_of(partial(attempt, 5, False))))
+        errors.append(str(error_of(partial(attempt, 5, False))))
     assert "rank 1 ran a training forward that saw no backward" in errors[-1], errors
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     attempt(6, False)
@@ -214,15 +186,15 @@ def _fails_in_the_loss(rank: int, world_size: int) -> list[str]:
     # With buffers the rank that goes on meets the others' buckets.
     found = []
     for exchange in (ALLREDUCE, DECOUPLED):
-        plan = plan_of(_model(), world_size, exchange=exchange)
-        model, optimizer = _distribute(_model(), plan=plan)
+        plan = plan_of(small_net(), world_size, exchange=exchange)
+        model, optimizer = distributed(small_net(), plan=plan)
         attempt(0, False, model, optimizer)
         attempt(1, False, model, optimizer)
-        errors = [str(_error_of(partial(attempt, 2, rank == 1, model, optimizer)))]
+        errors = [str(error_of(partial(attempt, 2, rank == 1, model, optimizer)))]
         if rank == 1:
-            errors.append(str(_error_of(partial(attempt, 3, False, model, optimizer))))
+            errors.append(str(error_of(partial(attempt, 3, False, model, optimizer))))
         found.append(errors[-1])
-        _error_of(model.syncopate.detach)
+        error_of(model.syncopate.detach)
     return found
 
 

@@ -136,6 +136,14 @@ def test_a_gain_within_noise_is_not_called_one(plans):
     assert "noise" not in shown
 
 
+def test_a_machine_that_is_slow_for_some_turns_hides_no_gain():
+    pace = (1.0, 1.1, 1.0, 2.0, 2.1, 1.9, 1.0, 1.0)
+    ours = _timed("optimal", *pace)
+    assert ours.gain_over(_timed("ddp", *(1.2 * each for each in pace))).is_real
+    assert _timed("ddp", *(1.2 * each for each in pace)).gain_over(ours).is_real
+    assert not ours.gain_over(_timed("ddp", *reversed(pace))).is_real
+
+
 def test_a_run_at_another_pace_than_its_profile_has_a_page(tmp_path):
     """Profiled on a machine that did other work at the time."""
     workload, cluster = examples.workload(), examples.steady_cluster()

@@ -18,7 +18,7 @@ class Gain(NamedTuple):
         ratio: the other's iteration over this one's, the median over turns.
         low: a quarter of the turns are below it.
         high: a quarter of them are above it.
-        is_real: whether the difference is more than noise.
+        is_real: whether ratios of turns differ from 1 by more than noise.
     """
 
     ratio: float
@@ -60,8 +60,10 @@ class PolicyResult(Record, frozen=True, kw_only=True):
         low = high = ratios[0]
         if len(ratios) > 1:
             low, _, high = statistics.quantiles(ratios, n=4, method="inclusive")
-        faster = longer_beyond_noise(other.samples_s, self.samples_s)
-        slower = longer_beyond_noise(self.samples_s, other.samples_s)
+        # Turn by turn: when the machine is slow for a while, both are.
+        alike = [1.0] * len(ratios)
+        faster = longer_beyond_noise(ratios, alike)
+        slower = longer_beyond_noise([1.0 / ratio for ratio in ratios], alike)
         return Gain(statistics.median(ratios), low, high, faster or slower)
 
     @property
