@@ -126,9 +126,9 @@ def _collective_costs(
         curves = _curve_costs(cluster, collective)
         return Envelope({name: curves[name] for name in wanted})
     if asked.sizes:
-        return Envelope(_competing(cluster, collective, wanted, asked, every=names is not None))
+        return Envelope(_competing(cluster, collective, wanted, asked, every=True))
     price = partial(schedule_cost, cluster, collective)
-    return Envelope(priced(wanted, price, every=names is not None))
+    return Envelope(priced(wanted, price, every=True))
 
 
 class UnmeasuredError(UnknownNameError):
