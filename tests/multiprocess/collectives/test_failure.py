@@ -181,7 +181,8 @@ def test_a_rank_that_comes_too_late() -> None:
 
 def interrupted(rank: int, world_size: int, algorithm: str) -> dict[str, Any] | None:
     """Return what the others say where a rank is interrupted amid a collective, and lives on."""
-    communicator = Communicator(timeout_s=60)
+    communicator = Communicator(timeout_s=LIMIT_S)
+    store = dist.distributed_c10d._get_default_store()
     communicator.barrier()
     said = None
     if rank == CULPRIT:
@@ -189,10 +190,11 @@ def interrupted(rank: int, world_size: int, algorithm: str) -> dict[str, Any] | 
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
             communicator.all_reduce(torch.ones(300_000), algorithm=algorithm)
+        store.set("interrupted", "")
         with pytest.raises(CollectiveError, match="rank 2 was interrupted"):
             communicator.barrier()
     else:
-        time.sleep(0.6)  # it waits for these
+        store.wait(["interrupted"])  # until then it waits for these
         said = failure(communicator, "all_reduce", algorithm)
     dist.barrier()
     return said
